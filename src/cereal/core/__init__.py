@@ -1,0 +1,13 @@
+"""Contracts and arithmetic; needs jax and numpy alone."""
+
+from .errors import CaptureWarning as CaptureWarning
+from .errors import CerealError as CerealError
+from .errors import PipelineError as PipelineError
+from .errors import StateError as StateError
+from .errors import UsageError as UsageError
+from .pytree import pytree_dataclass as pytree_dataclass
+from .pytree import static_field as static_field
+from .source import IndexedSource as IndexedSource
+from .source import Source as Source
+from .stage import Transform as Transform
+from .state import PipelineState as PipelineState

@@ -1,0 +1,101 @@
+"""Datasets that a traced function closes over.
+
+A loader that a `jax.jit`-ed function captures would have its arrays written into the program as
+constants. Every public entry of sources and loaders therefore passes through `resolve`:
+
+    under `cereal.jit`  the arrays are replaced by arguments of the compiled function
+    under `jax.jit`     large arrays warn, once, with the line to write
+    otherwise           nothing happens
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import CaptureWarning
+
+WARN_BYTES = 64 * 2**20
+N = TypeVar("N")
+
+
+class Discovered(BaseException):
+    """Ends a trace under `cereal.jit` that met arrays which are not arguments yet.
+
+    Not an `Exception`, so that a user's `except Exception` does not swallow it.
+    """
+
+    def __init__(self, arrays: Sequence[jax.Array]) -> None:
+        super().__init__("internal: a new captured loader was found")
+        self.arrays = tuple(arrays)
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.frames: list[dict[int, Any]] = []
+
+
+_stack = _Stack()
+_warned: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
+
+
+@contextmanager
+def substitution(arrays: Sequence[jax.Array], tracers: Sequence[Any]) -> Iterator[None]:
+    """While tracing on this thread, loaders holding `arrays` use `tracers` instead."""
+    frame = {id(a): t for a, t in zip(arrays, tracers, strict=True)}
+    _stack.frames.append(frame)
+    try:
+        yield
+    finally:
+        _stack.frames.pop()
+
+
+def resolve(node: N) -> N:
+    """The same source or loader, with captured arrays replaced where `cereal.jit` asks for it."""
+    if _stack.frames:
+        return _substitute(node, _stack.frames[-1])
+    nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(node) if is_concrete(leaf))
+    if nbytes >= WARN_BYTES and staging():
+        _warn(node, nbytes)
+    return node
+
+
+def staging() -> bool:
+    """Whether operations are being recorded into a program (as under `jit`, not `vmap`)."""
+    return isinstance(jnp.add(np.uint32(0), np.uint32(0)), jax.core.Tracer)
+
+
+def is_concrete(leaf: Any) -> bool:
+    """Whether this is an array with values, not a tracer."""
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+
+
+def _substitute(node: N, frame: dict[int, Any]) -> N:
+    leaves, structure = jax.tree.flatten(node)
+    unknown = [x for x in leaves if is_concrete(x) and id(x) not in frame]
+    if unknown and staging():
+        raise Discovered({id(x): x for x in unknown}.values())
+    return jax.tree.unflatten(structure, [frame.get(id(x), x) for x in leaves])
+
+
+def _warn(node: Any, nbytes: int) -> None:
+    largest = max((x for x in jax.tree.leaves(node) if is_concrete(x)), key=lambda x: x.nbytes)
+    if id(largest) in _warned:
+        return
+    _warned[id(largest)] = largest
+    warnings.warn(
+        f"a loader over {nbytes / 2**20:,.0f} MB is captured by a function under `jax.jit`: its "
+        f"data is written into the program, which takes minutes and a multiple of the memory. "
+        f"Pass it as an argument, `jax.jit(lambda loader, state: loader.next_batch(state))"
+        f"(loader, state)`, or write `@cereal.jit` in place of `@jax.jit`.",
+        CaptureWarning,
+        stacklevel=4,
+    )

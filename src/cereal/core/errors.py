@@ -1,0 +1,66 @@
+"""What can go wrong, as one family.
+
+    CerealError
+    ├── PipelineError    (ValueError)  a pipeline that cannot be built, or a stage that broke its word
+    ├── UsageError       (TypeError)   a call that cannot mean anything; the message has the line to write
+    └── StateError       (ValueError)  a state or key that does not belong to this pipeline
+
+    CaptureWarning       (UserWarning) a large dataset is being written into a compiled program
+
+Each message says what was wrong, where, and ends with what to do.
+"""
+
+from __future__ import annotations
+
+
+class CerealError(Exception):
+    """The base of all errors that cereal raises on purpose.
+
+    >>> import cereal
+    >>> try:
+    ...     cereal.RangeSource(0)
+    ... except cereal.CerealError as error:
+    ...     print(error)
+    RangeSource: `stop` must be greater than `start`, got start=0, stop=0; an empty range has nothing to load.
+    """
+
+
+class PipelineError(CerealError, ValueError):
+    """A pipeline that cannot be built, or a stage that did not keep its word.
+
+    >>> import cereal
+    >>> cereal.BatchTransform(0)
+    Traceback (most recent call last):
+    cereal.PipelineError: BatchTransform: `batch_size` must be a positive integer, got 0.
+    """
+
+
+class UsageError(CerealError, TypeError):
+    """A call that cannot mean anything; the message prints the line to write.
+
+    >>> import cereal
+    >>> cereal.DataLoader(cereal.RangeSource(4)).next_batch()
+    Traceback (most recent call last):
+    cereal.UsageError: `next_batch` needs a state; write `state = loader.init_state(key)`, then \
+`batch, state, mask = loader.next_batch(state)`.
+    """
+
+
+class StateError(CerealError, ValueError):
+    """A state or a key that does not belong to this pipeline.
+
+    >>> import cereal
+    >>> state = cereal.DataLoader(cereal.RangeSource(4)).init_state(0)
+    >>> cereal.DataLoader(cereal.RangeSource(5)).next_batch(state)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    cereal.StateError: the state belongs to another pipeline: it has length=4, this one has length=5...
+    """
+
+
+class CaptureWarning(UserWarning):
+    """A large dataset was captured by a plain `jax.jit` and is written into the program.
+
+    JAX turns arrays that a function merely closes over into constants: 1 GB of them takes a
+    minute to compile and three times the memory. Pass the loader as an argument, or use
+    `cereal.jit`, and it takes a tenth of a second and no copy.
+    """

@@ -1,0 +1,72 @@
+"""User functions as parts of a pytree."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from .errors import PipelineError
+from .pytree import pytree_dataclass, static_field
+
+
+@pytree_dataclass
+class Function:
+    """A callable inside a pytree.
+
+    A plain function is structure: compared by identity, so that the same function means the same
+    program. A callable that is itself a pytree (an Equinox module) is traced, so that its
+    arrays are arguments like all others.
+    """
+
+    tree: Any
+    fn: Callable[..., Any] | None = static_field(None)
+
+    def __call__(self, *args: Any) -> Any:
+        return (self.tree if self.fn is None else self.fn)(*args)
+
+    @property
+    def name(self) -> str:
+        fn = self.tree if self.fn is None else self.fn
+        inner = getattr(fn, "func", fn)  # functools.partial
+        return getattr(inner, "__name__", type(fn).__name__)
+
+
+def as_function(fn: Any, owner: str) -> Function:
+    """Checks that `fn` can be part of a pipeline and wraps it."""
+    if isinstance(fn, Function):
+        return fn
+    if not callable(fn):
+        raise PipelineError(
+            f"{owner}: `fn` must be callable, got {type(fn).__name__} ({fn!r:.80}); "
+            f"write `{owner}(lambda batch: ...)`."
+        )
+    if not jax.tree_util.all_leaves([fn]):
+        return Function(fn)
+    try:
+        hash(fn)
+    except TypeError as error:
+        raise PipelineError(
+            f"{owner}: `fn` of type {type(fn).__name__} is neither hashable nor a pytree, so JAX "
+            f"cannot tell whether it changed; pass a plain function that calls it."
+        ) from error
+    return Function(None, fn)
+
+
+def takes_second(function: Function, name: str) -> bool:
+    """Whether to call `fn(value, second)` rather than `fn(value)`: asked of its signature.
+
+    A second parameter counts if it has no default, or if it is called `name`.
+    """
+    fn = function.tree if function.fn is None else function.fn
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # some built-ins have no signature; they take one value
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [p for p in parameters if p.kind in kinds]
+    if len(positional) < 2:
+        return False
+    return positional[1].default is inspect.Parameter.empty or positional[1].name == name

@@ -1,0 +1,34 @@
+"""Arithmetic that leaves padding out."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from .errors import UsageError
+
+
+def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mean of the values whose mask is True; 0 if there are none.
+
+        values [B] or [B, ...], mask [B]
+
+    Multiplying by `mask[:, None]` and taking the mean is wrong twice: it broadcasts to [B, B],
+    and it divides by the padding too.
+
+    >>> import cereal, jax.numpy as jnp
+    >>> float(cereal.masked_mean(jnp.array([1.0, 3.0, 99.0]), jnp.array([True, True, False])))
+    2.0
+    """
+    values, mask = jnp.asarray(values), jnp.asarray(mask)
+    if values.shape[: mask.ndim] != mask.shape:
+        raise UsageError(
+            f"`masked_mean` needs values whose first axes are the mask's, got values of shape "
+            f"{values.shape} and a mask of shape {mask.shape}; pass one value per element."
+        )
+    if not jnp.issubdtype(values.dtype, jnp.inexact):
+        values = values.astype(jnp.float32)
+    wide = mask.astype(jnp.bool_).reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
+    wide = jnp.broadcast_to(wide, values.shape)
+    count = jnp.maximum(jnp.sum(wide, dtype=jnp.int32), 1).astype(values.dtype)
+    return jnp.sum(jnp.where(wide, values, jnp.zeros_like(values))) / count

@@ -1,0 +1,131 @@
+"""A shuffled order that is computed, never stored.
+
+    position in the epoch  --permute-->  index in the data
+
+is a keyed bijection of [0, n), evaluated per position: no table, no sort, no memory, and
+position 10^9 costs what position 0 costs. It is the swap-or-not network: in each round a
+position x has the partner (K - x) mod n, and one random bit, the same for both, decides
+whether the two change places.
+
+    round r:   x ------------------.
+                \\                   > bit(max(x, partner)) ? partner : x
+                 `-> (K_r - x) % n '
+
+The bits come from a hash of 32 bits, the round constants from Threefry, one set per epoch;
+epochs and keys are unrelated. Neighbours stay neighbours with probability 2^-rounds, so the
+number of rounds must exceed log2(n) by a margin: 40 rounds serve all that fits 31 bits. On the
+host, longer data use the same network with 64-bit words and 80 rounds.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .errors import PipelineError
+from .threefry import ORDER, threefry
+
+ROUNDS = 40
+ROUNDS_64 = 80
+MAX_TRACED = 2**31 - 1
+
+_C1, _C2 = 0x7FEB352D, 0x846CA68B
+_C1_64, _C2_64 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+Words = Any  # uint32 arrays, of NumPy or of JAX
+
+
+def round_constants(
+    key: tuple[Words, Words], epochs: Words, n: int, rounds: int = ROUNDS
+) -> tuple[Words, Words]:
+    """The constants K and the hash salts of each round, one column per epoch: [rounds, E]."""
+    if n > MAX_TRACED:
+        return _round_constants_64(key, epochs, n, max(rounds, ROUNDS_64))
+    xp = np if isinstance(epochs, np.ndarray) else jnp
+    number = ORDER | xp.arange(rounds, dtype=xp.uint32)
+    epoch, number = xp.broadcast_arrays(epochs[None, :], number[:, None])
+    first, salt = threefry(key, (epoch, number))
+    if xp is np:
+        return ((first.astype(np.uint64) * np.uint64(n)) >> np.uint64(32)).astype(np.uint32), salt
+    return lax.mulhi(first, jnp.full_like(first, n)), salt
+
+
+def permute(
+    position: Words,
+    column: Words,
+    constants: tuple[Words, Words],
+    n: int,
+) -> Words:
+    """The index at each position, in the epoch whose constants stand in its `column`.
+
+    `position` and `column` are arrays of one shape; a position must be less than `n`.
+    """
+    if n == 1:
+        return position
+    if isinstance(position, np.ndarray):
+        one_round_of = _round_64 if n > MAX_TRACED else partial(_round, np)
+        index = position.astype(np.uint64 if n > MAX_TRACED else np.uint32)
+        for constant, salt in zip(*constants, strict=True):
+            index = one_round_of(index, constant[column], salt[column], n)
+        return index.astype(np.int64)
+    if n > MAX_TRACED:
+        raise PipelineError(
+            f"a shuffled order of {n} elements needs 64-bit positions, which compiled code does "
+            f"not have; at most {MAX_TRACED} elements can be shuffled there."
+        )
+    position = position.astype(jnp.uint32)
+
+    def one_round(position: Words, row: tuple[Words, Words]) -> tuple[Words, None]:
+        partner, salt = (_of_lane(word, column) for word in row)
+        return _round(jnp, position, partner, salt, n), None
+
+    def rolled(position: Words) -> Words:
+        return lax.scan(one_round, position, constants, unroll=2)[0]
+
+    def unrolled(position: Words) -> Words:
+        return lax.scan(one_round, position, constants, unroll=True)[0]
+
+    # XLA's CPU compiler fuses unrolled rounds into whatever reads the batch and evaluates them
+    # once per pixel; a loop it cannot fuse. On a GPU a loop is a launch per trip.
+    index = lax.platform_dependent(position, cpu=rolled, default=unrolled)
+    return index.astype(jnp.int32)
+
+
+def _of_lane(row: Words, column: Words) -> Words:
+    """row[column], as a select where there are few columns."""
+    if row.shape[0] == 1:
+        return row[0]
+    if row.shape[0] == 2:
+        return jnp.where(column == 0, row[0], row[1])
+    return row.at[column].get(mode="promise_in_bounds")
+
+
+def _round(xp: Any, x: Words, constant: Words, salt: Words, n: int) -> Words:
+    below = constant - x
+    partner = xp.where(constant < x, below + xp.uint32(n), below)
+    hashed = (xp.maximum(x, partner) ^ salt) * xp.uint32(_C1)
+    hashed = (hashed ^ (hashed >> xp.uint32(16))) * xp.uint32(_C2)
+    return xp.where(hashed >= xp.uint32(2**31), partner, x)
+
+
+def _round_constants_64(
+    key: tuple[Words, Words], epochs: Words, n: int, rounds: int
+) -> tuple[np.ndarray, np.ndarray]:
+    number = np.arange(2 * rounds, dtype=np.uint32) | ORDER
+    epoch, number = np.broadcast_arrays(epochs[None, :].astype(np.uint32), number[:, None])
+    high, low = (words.astype(np.uint64) for words in threefry(key, (epoch, number)))
+    words = (high << np.uint64(32)) | low
+    constant = [[int(word) * n >> 64 for word in row] for row in words[:rounds]]
+    return np.array(constant, np.uint64), words[rounds:]
+
+
+def _round_64(x: Words, constant: Words, salt: Words, n: int) -> Words:
+    below = constant - x
+    partner = np.where(constant < x, below + np.uint64(n), below)
+    hashed = (np.maximum(x, partner) ^ salt) * np.uint64(_C1_64)
+    hashed = (hashed ^ (hashed >> np.uint64(32))) * np.uint64(_C2_64)
+    return np.where(hashed >= np.uint64(2**63), partner, x)

@@ -1,0 +1,111 @@
+"""Rows: which elements a step reads. What flows through an indexed pipeline.
+
+    state  --rows_for-->  key, epoch per lane, index per lane, validity per lane
+                          --read-->  the batch and its mask
+
+A lane is one place in a batch. Rows name their elements completely, so that a stage that needs
+randomness for an element draws it from (key, epoch, index), before or after batching alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .ordering import Order
+from .position import Remainder, epochs_touched, starts
+from .pytree import pytree_dataclass
+from .threefry import STAGE, threefry
+
+
+@pytree_dataclass
+class Rows:
+    """The elements of one step; all arrays have the shape of its lanes."""
+
+    key: Any  # two words
+    epoch: Any
+    index: Any
+    valid: Any  # None: all of them
+
+    def __getitem__(self, at: Any) -> Rows:
+        valid = None if self.valid is None else self.valid[at]
+        return Rows(self.key, self.epoch[at], self.index[at], valid)
+
+    def reshape(self, *shape: int) -> Rows:
+        valid = None if self.valid is None else self.valid.reshape(shape)
+        return Rows(self.key, self.epoch.reshape(shape), self.index.reshape(shape), valid)
+
+    def element_keys(self, stage: int) -> jax.Array:
+        """One JAX random key per lane, for random stage number `stage`."""
+        number = np.uint32(stage)
+        high, low = threefry((self.key[0], self.key[1]), (jnp.asarray(number), STAGE))
+        words = threefry((high, low), (self.epoch, self.index.astype(jnp.uint32)))
+        return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl="threefry2x32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How an indexed pipeline walks its data: everything about it but the reading."""
+
+    order: Order
+    length: int
+    lanes: tuple[int, ...]
+    remainder: Remainder
+
+    @property
+    def batch(self) -> int:
+        """Elements that one step takes."""
+        return math.prod(self.lanes)
+
+    @property
+    def arithmetic(self) -> dict[str, Any]:
+        return {"n": self.length, "batch": self.batch, "remainder": self.remainder}
+
+    def rows_for(self, words: Any, steps: int) -> tuple[Rows, Any]:
+        """The rows of the next `steps` steps, [steps, *lanes], and the state's words after them.
+
+        With NumPy words the answer is NumPy, and the same.
+        """
+        xp = np if isinstance(words, np.ndarray) else jnp
+        epoch, offset, wide = _read_words(xp, words)
+        step = xp.arange(steps + 1, dtype=wide)
+        epochs, offsets = starts(xp, epoch, offset, step, **self.arithmetic)
+        position = offsets[:-1, None] + xp.arange(self.batch, dtype=wide)
+        lane_epoch = xp.broadcast_to(epochs[:-1, None], position.shape)
+        valid = position < self.length if self.remainder == "pad" else None
+        if self.remainder == "wrap" and self.batch > 1:
+            lane_epoch = lane_epoch + position // self.length
+        if self.remainder != "drop":  # padding repeats the epoch's first elements
+            position = position % self.length
+        touched = epochs_touched(steps, **self.arithmetic)
+        index = self.order.index(
+            (words[0], words[1]),
+            (epochs[0] + xp.arange(touched, dtype=wide)).astype(xp.uint32),
+            lane_epoch - epochs[0],
+            position,
+            self.length,
+        )
+        rows = Rows(words[:2], lane_epoch.astype(xp.uint32), _as_index(xp, index), valid)
+        return rows.reshape(steps, *self.lanes), _write_words(xp, words, epochs[-1], offsets[-1])
+
+
+def _read_words(xp: Any, words: Any) -> tuple[Any, Any, Any]:
+    if xp is jnp:
+        return words[2], words[4], jnp.uint32
+    return np.int64(words[2]), np.int64((int(words[3]) << 32) | int(words[4])), np.int64
+
+
+def _write_words(xp: Any, words: Any, epoch: Any, offset: Any) -> Any:
+    if xp is jnp:
+        return jnp.stack([words[0], words[1], epoch, words[3], offset])
+    low, high = int(offset) & 0xFFFF_FFFF, int(offset) >> 32
+    return np.array([words[0], words[1], int(epoch) & 0xFFFF_FFFF, high, low], np.uint32)
+
+
+def _as_index(xp: Any, index: Any) -> Any:
+    return index.astype(jnp.int32) if xp is jnp else np.asarray(index, np.int64)

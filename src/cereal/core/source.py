@@ -1,0 +1,230 @@
+"""The contracts: what a source is.
+
+    Source           anything that gives elements one after another and carries a state
+    └── Positional   a batch is a function of (key, position): state is twenty bytes
+        └── IndexedSource   it has a length and a batched read by index
+
+`Source` and `IndexedSource` are for users to implement; `Positional` is what lies between: an
+indexed source with stages around it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from .errors import PipelineError
+from .execute import run_next
+from .ordering import Order, as_order
+from .permutation import MAX_TRACED
+from .position import Remainder, steps_in
+from .rows import Plan, Rows
+from .state import Fingerprint, PipelineState, check_state, start_state
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Mask = jax.Array
+
+
+class Source(ABC, Generic[T_co]):
+    """Gives elements one after another: a stream with a state that it carries.
+
+        init_state(key) -> state --next--> element, mask, state --next--> ...
+
+    A subclass is a pytree dataclass whose `next` is a pure JAX function:
+
+    >>> import cereal, jax, jax.numpy as jnp
+    >>> @cereal.pytree_dataclass
+    ... class RandomWalk(cereal.Source):
+    ...     steps_per_epoch: int = cereal.static_field(100)
+    ...     def element_spec(self):
+    ...         return jax.ShapeDtypeStruct((), jnp.float32)
+    ...     def init_state(self, key):
+    ...         return {"place": jnp.float32(0), "key": key}
+    ...     def next(self, state):
+    ...         key, step = jax.random.split(state["key"])
+    ...         place = state["place"] + jax.random.normal(step)
+    ...         return place, jnp.bool_(True), {"place": place, "key": key}
+    >>> loader = cereal.DataLoader([RandomWalk(), cereal.BatchTransform(4)])
+    >>> batch, state, mask = loader.next_batch(loader.init_state(jax.random.key(0)))
+    >>> batch.shape
+    (4,)
+    """
+
+    steps_per_epoch: int
+    """How many times `next` is called in an epoch."""
+
+    @abstractmethod
+    def element_spec(self) -> Any:
+        """The tree of `jax.ShapeDtypeStruct` of one element."""
+
+    @abstractmethod
+    def init_state(self, key: Any) -> Any:
+        """The state at the beginning, a pytree of arrays."""
+
+    @abstractmethod
+    def next(self, state: Any) -> tuple[T_co, Mask, Any]:
+        """The next element, whether it is real, and the state after it."""
+
+    def step(self, state: Any) -> tuple[T_co, Mask, Any]:
+        """`next` as it is traced; library sources compile and place in `next`."""
+        return self.next(state)
+
+    @property
+    def inner(self) -> Source[Any] | None:
+        """The source that this one wraps, if it is a stage."""
+        return None
+
+    @property
+    def lanes(self) -> tuple[int, ...]:
+        """The leading axes of what a step gives: () for one element, (128,) for a batch."""
+        return ()
+
+    @property
+    def callbacks(self) -> bool:
+        """Whether a step runs Python code that must run exactly once, in order."""
+        return False
+
+    @property
+    def light(self) -> bool:
+        """Whether a step is quick to compile, so that a program may hold many of them."""
+        return True
+
+    @property
+    def placement(self) -> Any:
+        """The device or sharding that batches go to outside of `jit`; None: where they are."""
+        return None
+
+    @property
+    def label(self) -> str:
+        """How drawings and error messages call this source."""
+        return type(self).__name__
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+class Positional(Source[T_co]):
+    """A source whose every step is a pure function of (key, position)."""
+
+    @property
+    @abstractmethod
+    def order(self) -> Order:
+        """In which order the data is visited."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Elements in an epoch."""
+
+    @property
+    @abstractmethod
+    def remainder(self) -> Remainder:
+        """What happens at the end of an epoch."""
+
+    @property
+    def random_stages(self) -> int:
+        """How many random stages there are up to here; numbers the next one."""
+        return 0
+
+    @property
+    def masks(self) -> bool:
+        """Whether a stage changes masks, so that they cannot be told from positions."""
+        return False
+
+    @abstractmethod
+    def read(self, rows: Rows) -> tuple[T_co, Any]:
+        """The values of these rows, and their mask (None: all real)."""
+
+    @property
+    def plan(self) -> Plan:
+        """How this pipeline walks its data."""
+        return Plan(self.order, self.length, self.lanes, self.remainder)
+
+    @property
+    def steps_per_epoch(self) -> int:  # type: ignore[override]
+        """Steps in an epoch that starts at its beginning."""
+        return steps_in(self.length, self.plan.batch, self.remainder)
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What a state of this pipeline must agree with."""
+        return Fingerprint(self.length, self.order.name, self.random_stages)
+
+    def init_state(self, key: Any) -> PipelineState:
+        """The state at the first element of epoch 0, for a JAX key or an integer."""
+        return start_state(key, self.fingerprint)
+
+    def step(self, state: PipelineState) -> tuple[T_co, Mask, PipelineState]:
+        """`next` as it is traced: no compilation, no placement."""
+        rows, words = self.plan.rows_for(state.words, 1)
+        values, mask = self.read(rows[0])
+        if mask is None:
+            mask = jnp.ones(self.lanes, jnp.bool_)
+        return values, mask, PipelineState(words, state.fingerprint)
+
+    def next(self, state: PipelineState) -> tuple[T_co, Mask, PipelineState]:
+        """The next step's values, their mask, and the state after it; always compiled."""
+        check_state(state, self.fingerprint)
+        return run_next(self, state)
+
+
+class IndexedSource(Positional[T_co]):
+    """Data with a length and a batched read by index. All else is provided.
+
+    `take` gets a whole batch of indices, since one vectorised read of 128 rows costs what one
+    row costs in a Python loop. An `ordering` field makes the source shuffle.
+
+    >>> import cereal, jax, jax.numpy as jnp
+    >>> @cereal.pytree_dataclass
+    ... class Squares(cereal.IndexedSource[jax.Array]):
+    ...     n: int = cereal.static_field()
+    ...     ordering: str = cereal.static_field("sequential")
+    ...     def __len__(self):
+    ...         return self.n
+    ...     def element_spec(self):
+    ...         return jax.ShapeDtypeStruct((), jnp.int32)
+    ...     def take(self, indices):
+    ...         return indices ** 2
+    >>> for batch, mask in cereal.DataLoader([Squares(6), cereal.BatchTransform(3)]):
+    ...     print(batch)
+    [0 1 4]
+    [ 9 16 25]
+    """
+
+    ordering: Any = "sequential"
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of elements."""
+
+    @abstractmethod
+    def take(self, indices: jax.Array) -> T_co:
+        """The elements at these indices (one axis of int32), stacked."""
+
+    @property
+    def order(self) -> Order:
+        return as_order(self.ordering, len(self), type(self).__name__)
+
+    @property
+    def length(self) -> int:
+        n = len(self)
+        if n > MAX_TRACED:
+            raise PipelineError(
+                f"{type(self).__name__}: {n} elements are more than compiled code can count ({MAX_TRACED})."
+            )
+        return self.order.length(n)
+
+    @property
+    def remainder(self) -> Remainder:
+        return "wrap"
+
+    def read(self, rows: Rows) -> tuple[T_co, Any]:
+        """Reads rows of one axis, or a single row."""
+        if rows.index.ndim == 1:
+            return self.take(rows.index), rows.valid
+        values, mask = self.read(rows.reshape(1))
+        return jax.tree.map(lambda x: x[0], values), None if mask is None else mask[0]

@@ -1,0 +1,88 @@
+"""What an element looks like: trees of `jax.ShapeDtypeStruct`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Spec:
+    """A tree of `ShapeDtypeStruct` that is hashable, so that it can be static in a pytree."""
+
+    __slots__ = ("_hash", "leaves", "structure")
+
+    def __init__(self, tree: Any) -> None:
+        leaves, self.structure = jax.tree.flatten(tree)
+        self.leaves = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+        self._hash = hash((self.leaves, self.structure))
+
+    @property
+    def tree(self) -> Any:
+        return jax.tree.unflatten(self.structure, self.leaves)
+
+    def batched(self, size: int) -> Spec:
+        """The spec of `size` elements stacked."""
+        return Spec(
+            jax.tree.map(lambda s: jax.ShapeDtypeStruct((size, *s.shape), s.dtype), self.tree)
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            isinstance(other, Spec)
+            and self._hash == other._hash
+            and self.leaves == other.leaves
+            and self.structure == other.structure
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return format_spec(self.tree)
+
+
+def spec_of(values: Any, drop_axes: int = 0) -> Any:
+    """The spec of arrays, without their first `drop_axes` axes."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[drop_axes:], jax.dtypes.canonicalize_dtype(x.dtype)),
+        values,
+    )
+
+
+def format_spec(tree: Any) -> str:
+    """`{image: uint8[128,28,28], label: int32[128]}`."""
+    if isinstance(tree, dict):
+        inside = ", ".join(f"{key}: {format_spec(value)}" for key, value in tree.items())
+        return "{" + inside + "}"
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        inside = ", ".join(
+            f"{key}={format_spec(value)}"
+            for key, value in zip(tree._fields, tree, strict=True)  # type: ignore[attr-defined]
+        )
+        return f"{type(tree).__name__}({inside})"
+    if isinstance(tree, tuple | list):
+        inside = ", ".join(format_spec(value) for value in tree)
+        return f"({inside})" if isinstance(tree, tuple) else f"[{inside}]"
+    if hasattr(tree, "shape") and hasattr(tree, "dtype"):
+        return f"{tree.dtype}[{','.join(map(str, tree.shape))}]"
+    if tree is None:
+        return "None"
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    inside = ", ".join(
+        f"{jax.tree_util.keystr(path).lstrip('.')}: {format_spec(leaf)}" for path, leaf in paths
+    )
+    return f"{type(tree).__name__}({inside})"
+
+
+def is_array_like(leaf: Any) -> bool:
+    """Arrays and the numbers that JAX takes for arrays; not strings, lists or objects."""
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        return True
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype != object and jnp.issubdtype(leaf.dtype, jnp.generic)
+    return isinstance(leaf, bool | int | float | complex)

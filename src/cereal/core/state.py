@@ -1,0 +1,138 @@
+"""Where a pipeline is: a key and a position, twenty bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import StateError
+from .pytree import pytree_dataclass, static_field
+from .threefry import threefry
+
+
+@dataclasses.dataclass(frozen=True)
+class Fingerprint:
+    """What must not change between making a state and using it. The batch size may."""
+
+    length: int
+    ordering: str
+    random_stages: int
+
+
+@pytree_dataclass
+class PipelineState:
+    """A key, an epoch and an offset in elements: all that a pipeline needs to go on.
+
+        words   [ key 0 | key 1 | epoch | offset, high word | offset, low word ]
+
+    One array of five words, so that it costs one argument of a compiled function; `key`,
+    `epoch` and `offset` read it. The offset counts elements, not batches: the batch size may
+    change at every step and nothing is lost or repeated.
+
+    >>> import cereal
+    >>> cereal.DataLoader(cereal.RangeSource(10)).init_state(7)
+    PipelineState(key=(0, 7), epoch=0, offset=0)
+    """
+
+    words: jax.Array
+    fingerprint: Fingerprint = static_field()
+
+    @property
+    def key(self) -> jax.Array:
+        """The two words of the random key."""
+        return self.words[..., :2]
+
+    @property
+    def epoch(self) -> jax.Array:
+        """The pass over the data that the next element belongs to."""
+        return self.words[..., 2]
+
+    @property
+    def offset(self) -> jax.Array:
+        """How many elements of the epoch were handed out (its low word)."""
+        return self.words[..., 4]
+
+    def __repr__(self) -> str:
+        if isinstance(self.words, jax.core.Tracer) or getattr(self.words, "ndim", 0) != 1:
+            return f"PipelineState(words={self.words!r})"
+        key0, key1, epoch, offset = host_words(self)
+        return f"PipelineState(key=({key0}, {key1}), epoch={epoch}, offset={offset})"
+
+
+def host_words(state: PipelineState) -> tuple[int, int, int, int]:
+    """(key 0, key 1, epoch, offset) as Python integers."""
+    key0, key1, epoch, high, low = (int(word) for word in np.asarray(state.words))
+    return key0, key1, epoch, (high << 32) | low
+
+
+def make_words(key: tuple[int, int], epoch: int, offset: int) -> np.ndarray:
+    """The state's words from Python integers."""
+    words = (*key, epoch & 0xFFFF_FFFF, offset >> 32, offset & 0xFFFF_FFFF)
+    return np.array(words, np.uint32)
+
+
+_WRITE = "pass `jax.random.key(0)`, `jax.random.PRNGKey(0)` or an integer"
+
+
+def key_words(key: Any) -> Any:
+    """The two words of a key: typed, legacy, or an integer seed. A NumPy array if it can be."""
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        seed = int(key) & 0xFFFF_FFFF_FFFF_FFFF
+        return np.array([seed >> 32, seed & 0xFFFF_FFFF], np.uint32)
+    if not isinstance(key, jax.Array | np.ndarray):
+        raise StateError(f"`key` must be a JAX random key, got {type(key).__name__}; {_WRITE}.")
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if typed:
+        shape, words = key.shape, jax.random.key_data(key)  # type: ignore[arg-type]
+    else:
+        shape, words = key.shape[:-1], key
+    if words.dtype != np.uint32 or words.ndim == 0 or words.shape[-1] not in (2, 4):
+        raise StateError(
+            f"`key` has dtype {key.dtype} and shape {key.shape}, which is no random key "
+            f"(a legacy key is uint32 of shape (2,)); {_WRITE}."
+        )
+    if shape != ():
+        raise StateError(
+            f"`key` is an array of keys of shape {shape}, and a state has one; for one state per "
+            f"key write `jax.vmap(loader.init_state)(keys)`."
+        )
+    if not isinstance(words, jax.core.Tracer):
+        words = np.asarray(words)
+    if words.shape[-1] == 4:  # rbg keys: fold the halves
+        folded = threefry((words[2], words[3]), (words[0], words[1]))
+        words = (np if isinstance(words, np.ndarray) else jnp).stack(folded)
+    return words
+
+
+def start_state(key: Any, fingerprint: Fingerprint) -> PipelineState:
+    """The state at the first element of epoch 0."""
+    words = key_words(key)
+    if isinstance(words, np.ndarray):
+        words = make_words((int(words[0]), int(words[1])), 0, 0)
+        return PipelineState(jnp.asarray(words), fingerprint)
+    return PipelineState(jnp.concatenate([words, jnp.zeros(3, jnp.uint32)]), fingerprint)
+
+
+def check_state(state: Any, fingerprint: Fingerprint) -> None:
+    """Refuses states of other pipelines, naming what differs."""
+    if not isinstance(state, PipelineState):
+        raise StateError(
+            f"`state` must be what `init_state(key)` or the last step returned, got "
+            f"{type(state).__name__}; write `state = loader.init_state(key)`."
+        )
+    theirs = state.fingerprint
+    if theirs is fingerprint or theirs == fingerprint:
+        return
+    names = [f.name for f in dataclasses.fields(Fingerprint)]
+    changed = [n for n in names if getattr(theirs, n) != getattr(fingerprint, n)]
+    has = ", ".join(f"{n}={getattr(theirs, n)}" for n in changed)
+    wants = ", ".join(f"{n}={getattr(fingerprint, n)}" for n in changed)
+    raise StateError(
+        f"the state belongs to another pipeline: it has {has}, this one has {wants}. The same "
+        f"position would mean other elements; make a state with this loader's `init_state(key)`. "
+        f"(Only the batch size may change under a state.)"
+    )

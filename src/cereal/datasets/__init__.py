@@ -1,0 +1,3 @@
+"""Ready-made data."""
+
+from .digits import DigitsDataset as DigitsDataset

@@ -1,0 +1,3 @@
+"""WHERE data lies and how rows of it are read."""
+
+from .storage import dataset_to_jax as dataset_to_jax

@@ -1,0 +1,92 @@
+"""Where a dataset is stored: on the default device, or in host memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from ..core.errors import PipelineError
+
+
+def as_device(device: Any, owner: str) -> Any:
+    """Reads "cpu", "gpu:1", a device or a sharding; None is the default device."""
+    if device is None:
+        return jnp.zeros(()).device if jax.config.jax_default_device else jax.local_devices()[0]
+    if isinstance(device, jax.Device | jax.sharding.Sharding):
+        return device
+    if not isinstance(device, str):
+        raise PipelineError(
+            f"{owner}: `device` must be a jax.Device, a sharding, None or a name such as "
+            f'"gpu:1", got {type(device).__name__}.'
+        )
+    platform, _, number = device.partition(":")
+    try:
+        return jax.devices(platform)[int(number or 0)]
+    except (RuntimeError, ValueError, IndexError) as error:
+        known = sorted({f"{d.platform}:{i}" for d in jax.devices() for i in [d.id]} | {"cpu:0"})
+        raise PipelineError(
+            f"{owner}: there is no device {device!r}; this process has {', '.join(known)}."
+        ) from error
+
+
+def settle(array: Any) -> jax.Array:
+    """An array as a source keeps it.
+
+    NumPy data has said nothing about its place: it is copied once to the default device, so
+    that writing into it afterwards changes nothing. A `jax.Array` stays where it is; one in CPU
+    memory while the default device is another goes to that device's pinned host memory, so that
+    compiled code can read it and only batches travel.
+    """
+    if not isinstance(array, jax.Array):
+        return jnp.array(array, copy=True)
+    if isinstance(array, jax.core.Tracer) or jax.default_backend() == "cpu":
+        return array
+    if any(device.platform != "cpu" for device in array.devices()):
+        return array
+    pinned = SingleDeviceSharding(as_device(None, "storage"), memory_kind="pinned_host")
+    return jax.device_put(array, pinned)
+
+
+def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
+    """Loads a dataset into JAX arrays, committed to a device.
+
+    `dataset` is a tree of arrays, something with `as_array_dict()`, or anything with `len` and
+    indexing, whose elements are stacked. `storage_device=None` is the default device. On a
+    machine with a GPU, data kept on the CPU stays there, and only batches travel.
+
+    >>> import cereal
+    >>> data = cereal.dataset_to_jax(cereal.DigitsDataset("test"))
+    >>> data["image"].shape
+    (297, 8, 8)
+    """
+    owner = "dataset_to_jax"
+    device = as_device(storage_device, owner)
+    arrays = _arrays_of(dataset, owner)
+    return jax.tree.map(lambda x: jax.device_put(jnp.array(x, copy=True), device), arrays)
+
+
+def _arrays_of(dataset: Any, owner: str) -> Any:
+    if hasattr(dataset, "as_array_dict"):
+        return dataset.as_array_dict()
+    leaves = jax.tree.leaves(dataset)
+    if leaves and all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves):
+        return dataset
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise PipelineError(
+            f"{owner}: `dataset` must be a tree of arrays or have `__len__` and `__getitem__`, "
+            f"got {type(dataset).__name__}."
+        )
+    if len(dataset) == 0:
+        raise PipelineError(f"{owner}: `dataset` is empty.")
+    elements = [dataset[i] for i in range(len(dataset))]
+    try:
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *elements)
+    except ValueError as error:
+        raise PipelineError(
+            f"{owner}: the elements do not stack into arrays ({error}); they must all have one "
+            f"structure and one shape."
+        ) from error

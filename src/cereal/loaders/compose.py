@@ -1,0 +1,127 @@
+"""From a list of stages to one source, with errors that name the stage."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.errors import PipelineError, UsageError
+from ..core.pytree import is_pytree
+from ..core.source import Source
+from ..core.stage import Transform
+
+
+def compose(pipeline: Any) -> Source[Any]:
+    """The source that the stages make, each wrapped around the one before."""
+    if isinstance(pipeline, Source):
+        return checked_source(pipeline, "the pipeline")
+    if isinstance(pipeline, Transform):
+        raise PipelineError(
+            f"the pipeline is the transform {pipeline.label} and has no source; write "
+            f"`DataLoader([source, {pipeline.label}])`."
+        )
+    if not isinstance(pipeline, Sequence) or isinstance(pipeline, str):
+        raise PipelineError(
+            f"`pipeline` must be a source or a list that starts with one, got "
+            f"{_describe(pipeline)}; write `DataLoader([ArraySampleSource(data), "
+            f"BatchTransform(128)])`."
+        )
+    if not pipeline:
+        raise PipelineError("the pipeline is empty; its first stage must be a source.")
+    source = _first(pipeline[0])
+    for position, stage in enumerate(pipeline[1:], start=1):
+        source = _attach(source, stage, f"stage {position}")
+    return source
+
+
+def checked_source(source: Source[Any], where: str) -> Source[Any]:
+    """A source that JAX can see into."""
+    if not is_pytree(source):
+        raise PipelineError(
+            f"{where}: {type(source).__name__} is not a pytree, so it cannot be passed to compiled "
+            f"code; write `@cereal.pytree_dataclass` above its class."
+        )
+    return source
+
+
+def _first(stage: Any) -> Source[Any]:
+    where = "stage 0"
+    _refuse_class(stage, where)
+    if isinstance(stage, Source):
+        return checked_source(stage, where)
+    raise PipelineError(
+        f"{where} must be a source, got {_describe(stage)}; start the list with, for example, "
+        f"`ArraySampleSource(data)`."
+    )
+
+
+def _attach(source: Source[Any], stage: Any, where: str) -> Source[Any]:
+    _refuse_class(stage, where)
+    if isinstance(stage, Source):
+        raise PipelineError(
+            f"{where} is a second source, {stage.label}; a pipeline has one, at its beginning."
+        )
+    if not callable(stage):
+        raise PipelineError(
+            f"{where} must be a transform or a function from source to source, got "
+            f"{_describe(stage)}; for a function of batches write `MapTransform(fn)`."
+        )
+    name = stage.label if isinstance(stage, Transform) else _describe(stage)
+    try:
+        made = stage(source)
+    except PipelineError as error:
+        raise PipelineError(f"{where}: {error}") from error.__cause__
+    except (TypeError, AttributeError, KeyError, IndexError, ValueError) as error:
+        if isinstance(stage, Transform):
+            raise
+        raise PipelineError(
+            f"{where} ({name}) failed when called with the source before it: "
+            f"{type(error).__name__}: {error}; a stage is a function from source to source, and a "
+            f"function of batches goes into `MapTransform(fn)`."
+        ) from error
+    if not isinstance(made, Source):
+        raise PipelineError(
+            f"{where} ({name}) must return a source, returned {_describe(made)}; for a function of "
+            f"batches write `MapTransform(fn)`."
+        )
+    return checked_source(made, where)
+
+
+def _refuse_class(stage: Any, where: str) -> None:
+    if inspect.isclass(stage):
+        raise PipelineError(
+            f"{where} is the class {stage.__name__}, not an instance; write "
+            f"`{stage.__name__}(...)`."
+        )
+
+
+def _describe(value: Any) -> str:
+    name = getattr(value, "__name__", None)
+    return f"{type(value).__name__} {name}" if name else f"{type(value).__name__} ({value!r:.60})"
+
+
+_TORCH = {
+    "batch_size": "add `BatchTransform({value!r})` to the list of stages",
+    "shuffle": 'write `ArraySampleSource(data, ordering="shuffle")`',
+    "num_workers": "leave it out: in-memory pipelines run compiled and need no workers",
+    "drop_last": "write `BatchTransform(batch_size, drop_last={value!r})`",
+    "collate_fn": "use `MapTransform(fn)` after the BatchTransform",
+    "sampler": "write `ArraySampleSource(data, ordering=indices)`",
+    "dataset": "put the data into the list: `DataLoader([ArraySampleSource(data), ...])`",
+}
+
+
+def refuse_options(options: dict[str, Any]) -> None:
+    """Says where the options of other loaders went."""
+    if not options:
+        return
+    name, value = next(iter(options.items()))
+    if name in _TORCH:
+        raise UsageError(
+            f"DataLoader has no `{name}=`; {_TORCH[name].format(value=value)}. For example: "
+            f'`DataLoader([ArraySampleSource(data, ordering="shuffle"), BatchTransform(128)])`.'
+        )
+    raise UsageError(
+        f"DataLoader got an unknown option `{name}=`; it takes `pipeline`, a list of stages."
+    )

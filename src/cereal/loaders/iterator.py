@@ -1,0 +1,196 @@
+"""Iterators over batches, in Python loops.
+
+PositionalIterator   reads ahead; its state is arithmetic on how many batches were handed out
+StreamIterator       one step at a time, in order; its state is the one that step returned
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.execute import place, run_next
+from ..core.position import starts, steps_left
+from ..core.source import Mask, Positional, Source
+from ..core.state import PipelineState, check_state, host_words, make_words
+from ..monitor.progress import progress_bar
+from .read_ahead import batches_per_call, read_many
+
+T = TypeVar("T")
+
+# A batch that takes longer than this is not made faster by asking for many in one call.
+_WORTH_READING_AHEAD = 1e-3
+
+
+class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
+    """Gives `(batch, mask)`; its `state` is exact after every batch and can be set.
+
+    >>> import cereal
+    >>> loader = cereal.DataLoader([cereal.RangeSource(10), cereal.BatchTransform(4)])
+    >>> batches = loader.iterate(loader.init_state(0))
+    >>> batch, mask = next(batches)
+    >>> batches.state
+    PipelineState(key=(0, 0), epoch=0, offset=4)
+    """
+
+    _left: int | None  # batches to hand out; None: no end
+    _bar: Any
+
+    def __iter__(self) -> BatchIterator[T]:
+        return self
+
+    def __next__(self) -> tuple[T, Mask]:
+        if self._left == 0:
+            self._bar.close()
+            raise StopIteration
+        pair = self._make()
+        if self._left is not None:
+            self._left -= 1
+        self._bar.update()
+        return pair
+
+    def __length_hint__(self) -> int:
+        return 0 if self._left is None else self._left
+
+    @abstractmethod
+    def _make(self) -> tuple[T, Mask]: ...
+
+    @property
+    @abstractmethod
+    def state(self) -> Any:
+        """The state after the last batch handed out; a copy, so that it may be donated."""
+
+    @state.setter
+    @abstractmethod
+    def state(self, state: Any) -> None: ...
+
+
+class PositionalIterator(BatchIterator[T]):
+    """Iterates an indexed pipeline, reading ahead."""
+
+    def __init__(
+        self,
+        source: Positional[T],
+        state: PipelineState,
+        steps: int | None,
+        epochs: int | None,
+        progress: bool | str,
+    ) -> None:
+        self._source, self._steps, self._epochs = source, steps, epochs
+        self._arithmetic = source.plan.arithmetic
+        self._full_mask = _put(np.ones(source.lanes, np.bool_), source)
+        self._many = batches_per_call(source)
+        self._start(state)
+        self._left = steps if steps is not None else self._to_the_end()
+        self._bar = progress_bar(progress, self._left)
+
+    def _start(self, state: PipelineState) -> None:
+        check_state(state, self._source.fingerprint)
+        key0, key1, epoch, offset = host_words(state)
+        self._key, self._origin = (key0, key1), (epoch, offset)
+        self._handed = self._issued = 0
+        self._ready: deque[tuple[Any, Any]] = deque()
+        self._count = 1  # batches per call, until they are known to be cheap
+
+    def _to_the_end(self) -> int | None:
+        if self._epochs is None:
+            return None
+        return steps_left(self._origin[1], self._epochs, **self._arithmetic)
+
+    def _make(self) -> tuple[T, Mask]:
+        if not self._ready:
+            self._issue()
+        batch, mask = self._ready.popleft()
+        if mask is None:
+            mask = self._mask_of(self._handed)
+        self._handed += 1
+        if len(self._ready) <= self._count // 2:
+            self._issue()
+        return batch, mask
+
+    def _issue(self) -> None:
+        """Starts making the next batches; JAX returns before they are made."""
+        left = None if self._left is None else self._left - (self._issued - self._handed)
+        if left is not None and left <= 0:
+            return
+        # Batches past the end are made in vain: better than many single calls, up to a half.
+        count = self._count if left is None or left * 2 > self._count else 1
+        words = make_words(self._key, *self._position(self._issued))
+        begin = time.perf_counter()
+        self._ready.extend(read_many(self._source, words, count))
+        if self._issued == 1 and self._many > 1:  # the first call may have compiled
+            jax.block_until_ready(self._ready[-1])
+            cheap = time.perf_counter() - begin < _WORTH_READING_AHEAD
+            self._count = self._many if cheap else 1
+        self._issued += count
+
+    def _position(self, step: int) -> tuple[int, int]:
+        epoch, offset = starts(np, *self._origin, step, **self._arithmetic)
+        return int(epoch), int(offset)
+
+    def _mask_of(self, step: int) -> Mask:
+        if self._arithmetic["remainder"] != "pad":
+            return self._full_mask
+        real = self._source.length - self._position(step)[1]
+        if real >= self._source.plan.batch:
+            return self._full_mask
+        lanes = np.arange(self._source.plan.batch) < real
+        return _put(lanes.reshape(self._source.lanes), self._source)
+
+    @property
+    def state(self) -> PipelineState:
+        words = make_words(self._key, *self._position(self._handed))
+        return PipelineState(jnp.asarray(words), self._source.fingerprint)
+
+    @state.setter
+    def state(self, state: PipelineState) -> None:
+        self._start(state)
+        if self._steps is None:
+            self._left = self._to_the_end()
+
+
+class StreamIterator(BatchIterator[T]):
+    """Iterates a pipeline that must run once per batch, in order."""
+
+    def __init__(
+        self,
+        source: Source[T],
+        state: Any,
+        steps: int | None,
+        epochs: int | None,
+        progress: bool | str,
+    ) -> None:
+        self._source, self._state = source, state
+        self._left = steps
+        if steps is None and epochs is not None:
+            self._left = epochs * source.steps_per_epoch
+            if isinstance(source, Positional):
+                offset = host_words(state)[3]
+                self._left = steps_left(offset, epochs, **source.plan.arithmetic)
+        self._bar = progress_bar(progress, self._left)
+
+    def _make(self) -> tuple[T, Mask]:
+        batch, mask, self._state = run_next(self._source, self._state)
+        return batch, mask
+
+    @property
+    def state(self) -> Any:
+        return jax.tree.map(jnp.copy, self._state)
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if isinstance(self._source, Positional):
+            check_state(state, self._source.fingerprint)
+        self._state = state
+
+
+def _put(mask: np.ndarray, source: Source[Any]) -> Mask:
+    array = jnp.array(mask)
+    return array if source.placement is None else place(array, source.placement)

@@ -1,0 +1,268 @@
+"""The DataLoader."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any, Generic, TypeVar, cast, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.callback import reraise_user_error
+from ..core.capture import is_concrete, resolve, staging
+from ..core.errors import PipelineError, UsageError
+from ..core.position import starts
+from ..core.pytree import pytree_dataclass
+from ..core.source import Mask, Positional, Source
+from ..core.state import PipelineState, check_state, key_words, make_words
+from ..monitor.drawing import draw, summary
+from .compose import compose, refuse_options
+from .epoch_scan import check_body, scan_steps
+from .iterator import BatchIterator, PositionalIterator, StreamIterator
+from .next_batch import NextBatch
+
+T = TypeVar("T")
+Carry = TypeVar("Carry")
+_MOST_PROGRAMS = 16
+
+
+@pytree_dataclass
+class DataLoader(Generic[T]):
+    """Runs a pipeline: a source, and stages around it.
+
+        Source  ->  Transform ...  ->  DataLoader  ->  device
+        what        how                when            where
+
+    A loader has no state of its own: every method takes one and returns the next, so it can be
+    used inside `jit`, `grad`, `vmap` and `scan`, from several threads, and again from any
+    position. It is a pytree; pass it to your compiled functions as an argument.
+
+    >>> import cereal, jax, numpy as np
+    >>> data = {"image": np.zeros((10, 8, 8), np.uint8), "label": np.arange(10)}
+    >>> loader = cereal.DataLoader([
+    ...     cereal.ArraySampleSource(data, ordering="shuffle"),
+    ...     cereal.BatchTransform(4, pad_last_batch=True),
+    ...     cereal.NormalizeImageTransform(),
+    ... ])
+    >>> for batch, mask in loader.iterate(loader.init_state(jax.random.key(0))):
+    ...     print(batch["image"].shape, int(mask.sum()))
+    (4, 8, 8) 4
+    (4, 8, 8) 4
+    (4, 8, 8) 2
+    """
+
+    source: Source[T]
+
+    @overload
+    def __init__(self, pipeline: Source[T]) -> None: ...
+    @overload
+    def __init__(self, pipeline: Sequence[Any]) -> None: ...
+    def __init__(self, pipeline: Any = None, **options: Any) -> None:
+        refuse_options(options)
+        self.__dict__["source"] = compose(pipeline)
+
+    # One step
+
+    def init_state(self, key: Any) -> Any:
+        """The state at the first element of epoch 0; `key` is a JAX random key or an integer."""
+        return self.source.init_state(key)
+
+    @cached_property
+    def next_batch(self) -> NextBatch[T]:
+        """`next_batch(state) -> (batch, state, mask)`: one step, compiled.
+
+        >>> import cereal
+        >>> loader = cereal.DataLoader([cereal.RangeSource(10), cereal.BatchTransform(4)])
+        >>> batch, state, mask = loader.next_batch(loader.init_state(0))
+        >>> batch.tolist(), state
+        ([0, 1, 2, 3], PipelineState(key=(0, 0), epoch=0, offset=4))
+        """
+        return NextBatch(self.source)
+
+    # Many steps
+
+    def iterate(
+        self,
+        state: Any = None,
+        *,
+        steps: int | None = None,
+        epochs: int | None = 1,
+        progress: bool | str = False,
+    ) -> BatchIterator[T]:
+        """A Python iterator over `(batch, mask)`, to the end of the state's epoch.
+
+        From the middle of an epoch it gives the rest. `steps=` gives that many batches instead,
+        `epochs=` that many epochs, None no end. Without a state it starts from key 0.
+        `progress=True` shows a bar; a string is its title.
+        """
+        _check_count("steps", steps, 0)
+        _check_count("epochs", epochs, 1)
+        state = self.init_state(0) if state is None else state
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((self, state))):
+            raise UsageError(
+                "`iterate` is a Python loop and cannot run inside a traced function; there write "
+                "`loader.scan_epoch(state, carry, body_fn)` or `loader.next_batch(state)`."
+            )
+        if isinstance(self.source, Positional):
+            check_state(state, self.source.fingerprint)
+            if not self.source.callbacks:
+                return PositionalIterator(self.source, state, steps, epochs, progress)
+        return StreamIterator(self.source, state, steps, epochs, progress)
+
+    def scan_epoch(
+        self,
+        state: Any,
+        carry: Carry,
+        body_fn: Callable[[Carry, T, Mask], tuple[Carry, Any]],
+        *,
+        steps: int | None = None,
+        unroll: int | bool = 1,
+    ) -> tuple[Any, Carry, Any]:
+        """Runs `body_fn(carry, batch, mask) -> (carry, output)` over an epoch, as one program.
+
+        Returns `(state, carry, outputs)`, the outputs stacked. It runs `steps_per_epoch` batches,
+        or `steps`. A second call with the same `body_fn` compiles nothing.
+
+        >>> import cereal
+        >>> loader = cereal.DataLoader([cereal.RangeSource(8), cereal.BatchTransform(4)])
+        >>> def add(total, batch, mask):
+        ...     return total + batch.sum(), batch[0]
+        >>> state, total, firsts = loader.scan_epoch(loader.init_state(0), 0, add)
+        >>> int(total), firsts.tolist()
+        (28, [0, 4])
+        """
+        check_body(body_fn)
+        _check_count("steps", steps, 0)
+        if isinstance(self.source, Positional):
+            check_state(state, self.source.fingerprint)
+        steps = self.steps_per_epoch if steps is None else steps
+        source = resolve(self.source)
+        if staging():
+            return scan_steps(source, state, carry, body_fn, steps, unroll)
+        program = self._programs.get(body_fn, steps, unroll)
+        with reraise_user_error():
+            result = program(source, state, carry)
+            if source.callbacks and is_concrete(jax.tree.leaves(result[0])[0]):
+                jax.block_until_ready(result)
+        return result
+
+    @cached_property
+    def _programs(self) -> _Programs:
+        return _Programs()
+
+    # Any step
+
+    def state_at(self, key: Any, step: int) -> PipelineState:
+        """The state from which step number `step` (from 0, through all epochs) is made; O(1)."""
+        source = self._positional("state_at")
+        _check_count("step", step, 0)
+        epoch, offset = starts(np, 0, 0, operator.index(step), **source.plan.arithmetic)
+        key0, key1 = (int(word) for word in np.asarray(key_words(key)))
+        words = make_words((key0, key1), int(epoch), int(offset))
+        return PipelineState(jnp.asarray(words), source.fingerprint)
+
+    def batch_at(self, key: Any, step: int) -> tuple[T, Mask]:
+        """The batch of step number `step` and its mask, whatever was read before.
+
+        >>> import cereal
+        >>> loader = cereal.DataLoader([cereal.RangeSource(10), cereal.BatchTransform(4)])
+        >>> loader.batch_at(0, 2)[0].tolist()
+        [8, 9, 0, 1]
+        """
+        batch, _, mask = self.next_batch(self.state_at(key, step))
+        return batch, mask
+
+    def indices_at(self, key: Any, step: int) -> np.ndarray:
+        """The indices of the elements of step number `step`, computed on the host.
+
+        >>> import cereal
+        >>> loader = cereal.DataLoader([cereal.RangeSource(10), cereal.BatchTransform(4)])
+        >>> loader.indices_at(0, 1)
+        array([4, 5, 6, 7])
+        """
+        source = self._positional("indices_at")
+        rows, _ = source.plan.rows_for(np.asarray(self.state_at(key, step).words), 1)
+        index = rows.index.reshape(-1)
+        return index if rows.valid is None else index[rows.valid.reshape(-1)]
+
+    def _positional(self, name: str) -> Positional[T]:
+        if not isinstance(self.source, Positional):
+            raise UsageError(
+                f"`{name}` needs an indexed pipeline; {self.source.label} is a stream, whose "
+                f"batches depend on those before: step through it with `next_batch`."
+            )
+        return self.source
+
+    # What it is
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch that starts at its beginning."""
+        return self.source.steps_per_epoch
+
+    def element_spec(self) -> Any:
+        """The tree of `jax.ShapeDtypeStruct` of one batch."""
+        return self.source.element_spec()
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch
+
+    def __iter__(self) -> Iterator[tuple[T, Mask]]:
+        source = self.source
+        if isinstance(source, Positional) and not source.order.random and not source.random_stages:
+            return self.iterate()
+        raise UsageError(
+            "this pipeline is random, and a loader has no state: `for ... in loader` would repeat "
+            "the same order every time. Write `state = loader.init_state(key)` and "
+            "`for batch, mask in loader.iterate(state):`."
+        )
+
+    def __repr__(self) -> str:
+        return f"DataLoader: {summary(self.source)}\n{draw(self.source)}"
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "next":
+            raise AttributeError("DataLoader has no `next`; write `loader.next_batch(state)`.")
+        raise AttributeError(f"DataLoader has no attribute {name!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"source": self.source}
+
+
+class _Programs:
+    """The compiled `scan_epoch` programs of one loader, the latest used last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: OrderedDict[Any, Any] = OrderedDict()
+
+    def get(self, body_fn: Any, steps: int, unroll: int | bool) -> Any:
+        key = (body_fn, steps, unroll)
+        make = partial(scan_steps, body_fn=body_fn, steps=steps, unroll=unroll)
+        try:
+            hash(key)
+        except TypeError:
+            return jax.jit(make)
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = jax.jit(make)
+                if len(self._made) > _MOST_PROGRAMS:
+                    self._made.popitem(last=False)
+            self._made.move_to_end(key)
+            return self._made[key]
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if value is None:
+        return
+    try:
+        ok = operator.index(cast("Any", value)) >= least
+    except TypeError:
+        ok = False
+    if not ok:
+        raise PipelineError(f"`{name}` must be an integer of at least {least}, got {value!r}.")

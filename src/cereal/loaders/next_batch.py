@@ -1,0 +1,38 @@
+"""`loader.next_batch`, as an object that `jax.jit` recognises."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from ..core.errors import UsageError
+from ..core.execute import run_next
+from ..core.source import Mask, Positional, Source
+from ..core.state import check_state
+
+T = TypeVar("T")
+_MISSING = object()
+
+
+class NextBatch(Generic[T]):
+    """`next_batch(state) -> (batch, state, mask)`: one step of the pipeline.
+
+    A loader keeps one of these and hands it out at every access. A bound method would be a new
+    object each time, and `jax.jit(loader.next_batch)` in a loop would trace anew; and since this
+    refers to the source and not to the loader, it makes no cycle that keeps the data alive.
+    """
+
+    __name__ = "next_batch"
+
+    def __init__(self, source: Source[T]) -> None:
+        self._source = source
+
+    def __call__(self, state: Any = _MISSING) -> tuple[T, Any, Mask]:
+        if state is _MISSING:
+            raise UsageError(
+                "`next_batch` needs a state; write `state = loader.init_state(key)`, then "
+                "`batch, state, mask = loader.next_batch(state)`."
+            )
+        if isinstance(self._source, Positional):
+            check_state(state, self._source.fingerprint)
+        batch, mask, state = run_next(self._source, state)
+        return batch, state, mask

@@ -1,0 +1,1 @@
+"""Looking at a pipeline: its drawing, its progress."""

@@ -1,0 +1,36 @@
+"""A pipeline, drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.source import Positional, Source
+from ..core.spec import format_spec
+
+
+def stages_of(source: Source[Any]) -> list[Source[Any]]:
+    """The source and the stages around it, in the order of the data's flow."""
+    chain: list[Source[Any]] = [source]
+    while (inner := chain[-1].inner) is not None:
+        chain.append(inner)
+    return chain[::-1]
+
+
+def draw(source: Source[Any]) -> str:
+    """One line per stage, with what comes out of it.
+
+    ArraySampleSource(ordering=shuffle)  {image: uint8[8,8], label: int32[]}
+    └─ BatchTransform(32)                {image: uint8[32,8,8], label: int32[32]}
+    """
+    rows = [(stage.label, format_spec(stage.element_spec())) for stage in stages_of(source)]
+    labels = [f"{'   ' * max(i - 1, 0)}{'└─ ' if i else ''}{row[0]}" for i, row in enumerate(rows)]
+    width = max(map(len, labels))
+    return "\n".join(f"{label:{width}}  {row[1]}" for label, row in zip(labels, rows, strict=True))
+
+
+def summary(source: Source[Any]) -> str:
+    """How long an epoch is."""
+    steps = source.steps_per_epoch
+    if isinstance(source, Positional):
+        return f"{source.length:,} elements, {steps:,} steps an epoch"
+    return f"{steps:,} steps an epoch"

@@ -1,0 +1,4 @@
+"""WHAT: one file per place that data can come from."""
+
+from .array import ArraySampleSource as ArraySampleSource
+from .range import RangeSource as RangeSource

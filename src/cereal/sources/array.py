@@ -1,0 +1,103 @@
+"""Arrays in memory."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+
+from ..core.errors import PipelineError
+from ..core.ordering import Order, as_order
+from ..core.pytree import pytree_dataclass, static_field
+from ..core.source import IndexedSource
+from ..core.spec import is_array_like, spec_of
+from ..device.gather import take_rows
+from ..device.storage import settle
+from .index_key import check_index_key, with_index
+
+T = TypeVar("T")
+
+
+@pytree_dataclass
+class ArraySampleSource(IndexedSource[T], Generic[T]):
+    """A tree of arrays with one leading length: element i is row i of each.
+
+        {"image": uint8[60000,28,28], "label": int32[60000]}
+           --take [7, 3]-->  {"image": uint8[2,28,28], "label": int32[2]}
+
+    `ordering` is "sequential", "shuffle" (a new order in every epoch, computed, not stored) or an
+    array of indices. NumPy data goes to the default device once; a `jax.Array` stays where it
+    is. `index_key="index"` adds each element's index to elements that are dicts.
+
+    >>> import cereal, numpy as np
+    >>> source = cereal.ArraySampleSource({"x": np.arange(6.0)}, ordering="sequential")
+    >>> element, mask, state = source.next(source.init_state(0))
+    >>> float(element["x"]), bool(mask)
+    (0.0, True)
+    """
+
+    data: T
+    ordering: Order
+    index_key: str | None = static_field(None)
+
+    def __init__(self, data: T, ordering: Any = "shuffle", *, index_key: str | None = None) -> None:
+        owner = "ArraySampleSource"
+        n = _one_length(data, owner)
+        check_index_key(data, index_key, owner)
+        fields = {
+            "data": jax.tree.map(settle, data),
+            "ordering": as_order(ordering, n, owner),
+            "index_key": index_key,
+        }
+        self.__dict__.update(fields)
+
+    def __len__(self) -> int:
+        return jax.tree.leaves(self.data)[0].shape[0]
+
+    @property
+    def label(self) -> str:
+        carried = f", index_key={self.index_key!r}" if self.index_key else ""
+        return f"ArraySampleSource(ordering={self.order.name}{carried})"
+
+    def element_spec(self) -> Any:
+        index = jax.ShapeDtypeStruct((), np.int32)
+        return with_index(spec_of(self.data, drop_axes=1), index, self.index_key)
+
+    def take(self, indices: jax.Array) -> T:
+        values = jax.tree.map(lambda leaf: take_rows(leaf, indices), self.data)
+        return with_index(values, indices, self.index_key)
+
+
+def _one_length(data: Any, owner: str) -> int:
+    """The common length of all leaves."""
+    leaves = jax.tree_util.tree_flatten_with_path(data)[0]
+    if not leaves:
+        raise PipelineError(f"{owner}: `data` holds no arrays, got {data!r}.")
+    lengths: dict[str, int] = {}
+    for path, leaf in leaves:
+        name = "`data" + jax.tree_util.keystr(path) + "`"
+        if isinstance(leaf, np.memmap):
+            raise PipelineError(
+                f"{owner}: {name} is a file mapped into memory; write `np.array(...)` around it "
+                f"to load it into memory."
+            )
+        if isinstance(leaf, bool | int | float | complex) or not is_array_like(leaf):
+            raise PipelineError(
+                f"{owner}: {name} must be an array, got {type(leaf).__name__} ({leaf!r:.60}); "
+                f"write `np.asarray(...)` around lists, and turn text into numbers first."
+            )
+        if leaf.ndim == 0:
+            raise PipelineError(
+                f"{owner}: {name} has no axis to take elements from; give it one leading axis."
+            )
+        lengths[name] = leaf.shape[0]
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise PipelineError(
+            f"{owner}: all arrays must have one length, got {listed}; cut them to the same."
+        )
+    length = next(iter(lengths.values()))
+    if length == 0:
+        raise PipelineError(f"{owner}: `data` is empty: its arrays have length 0.")
+    return length

@@ -1,0 +1,82 @@
+"""A range of integers, computed."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core.errors import PipelineError
+from ..core.ordering import Order, as_order
+from ..core.permutation import MAX_TRACED
+from ..core.pytree import pytree_dataclass, static_field
+from ..core.source import IndexedSource
+from .index_key import with_index
+
+
+@pytree_dataclass
+class RangeSource(IndexedSource[jax.Array]):
+    """The integers from `start` to `stop`, as int32, in O(1) memory.
+
+    `RangeSource(stop)`, `RangeSource(start, stop)`; `ordering` as for every source. Shuffling
+    10^9 of them starts at once.
+
+    >>> import cereal
+    >>> loader = cereal.DataLoader([cereal.RangeSource(2, 8), cereal.BatchTransform(3)])
+    >>> [batch.tolist() for batch, mask in loader]
+    [[2, 3, 4], [5, 6, 7]]
+    """
+
+    start: int = static_field()
+    stop: int = static_field()
+    index_key: str | None = static_field(None)
+    ordering: Order
+
+    def __init__(
+        self,
+        start: int,
+        stop: int | None = None,
+        *,
+        ordering: Any = "sequential",
+        index_key: str | None = None,
+    ) -> None:
+        start, stop = (0, start) if stop is None else (start, stop)
+        try:
+            start, stop = operator.index(start), operator.index(stop)
+        except TypeError as error:
+            raise PipelineError(
+                f"RangeSource: `start` and `stop` must be integers, got {start!r} and {stop!r}."
+            ) from error
+        if stop <= start:
+            raise PipelineError(
+                f"RangeSource: `stop` must be greater than `start`, got start={start}, "
+                f"stop={stop}; an empty range has nothing to load."
+            )
+        if stop > MAX_TRACED + 1 or start < -MAX_TRACED or stop - start > MAX_TRACED:
+            raise PipelineError(
+                f"RangeSource: the range {start} to {stop} does not fit int32, in which compiled "
+                f"code counts; split it, and add the high part in a MapTransform."
+            )
+        self.__dict__.update(start=start, stop=stop, index_key=index_key)
+        self.__dict__["ordering"] = as_order(ordering, stop - start, "RangeSource")
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def label(self) -> str:
+        return f"RangeSource({self.start}, {self.stop}, ordering={self.order.name})"
+
+    def element_spec(self) -> Any:
+        spec = jax.ShapeDtypeStruct((), jnp.int32)
+        return spec if self.index_key is None else {"value": spec, self.index_key: spec}
+
+    def take(self, indices: jax.Array) -> Any:
+        values = indices + jnp.int32(self.start)
+        return (
+            values
+            if self.index_key is None
+            else with_index({"value": values}, indices, self.index_key)
+        )

@@ -1,0 +1,10 @@
+"""HOW: one file per verb."""
+
+from .batch import BatchTransform as BatchTransform
+from .device_put import DevicePutTransform as DevicePutTransform
+from .host_callback import HostCallbackTransform as HostCallbackTransform
+from .image import FlattenImageTransform as FlattenImageTransform
+from .image import NormalizeImageTransform as NormalizeImageTransform
+from .map import MapTransform as MapTransform
+from .random_map import RandomMapTransform as RandomMapTransform
+from .rename import RenameTransform as RenameTransform

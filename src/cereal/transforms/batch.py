@@ -1,0 +1,251 @@
+"""Batching."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from ..core.errors import PipelineError
+from ..core.execute import run_next
+from ..core.ordering import Order
+from ..core.position import Remainder, steps_in
+from ..core.pytree import pytree_dataclass, static_field
+from ..core.rows import Rows
+from ..core.source import Mask, Positional, Source
+from ..core.spec import Spec
+from ..core.stage import Transform
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@pytree_dataclass
+class BatchTransform(Transform[Any, Any]):
+    """Stacks elements into batches of one static shape.
+
+        10 elements, batch_size=4
+        default                0123 4567 89|01 2345 6789|01 ...   wraps: each once per pass
+        pad_last_batch=True    0123 4567 89__ | 0123 ...          mask is False at __
+        drop_last=True         0123 4567 | 0123 ...               2 of the order are left out
+
+    Padding repeats elements of the epoch, so that it is always valid input; the mask tells.
+    Batching a second time adds a second axis: [4, 8, ...] microbatches.
+
+    >>> import cereal
+    >>> batches = cereal.BatchTransform(4, pad_last_batch=True)(cereal.RangeSource(6))
+    >>> [(batch.tolist(), mask.tolist()) for batch, mask in cereal.DataLoader(batches)]
+    [([0, 1, 2, 3], [True, True, True, True]), ([4, 5, 0, 1], [True, True, False, False])]
+    """
+
+    batch_size: int = static_field()
+    drop_last: bool = static_field(False)
+    pad_last_batch: bool = static_field(False)
+
+    def __init__(
+        self, batch_size: int, *, drop_last: bool = False, pad_last_batch: bool = False
+    ) -> None:
+        try:
+            size = operator.index(batch_size)
+        except TypeError:
+            size = 0
+        if size < 1 or isinstance(batch_size, bool):
+            raise PipelineError(
+                f"BatchTransform: `batch_size` must be a positive integer, got {batch_size!r}."
+            )
+        if drop_last and pad_last_batch:
+            raise PipelineError(
+                "BatchTransform: `drop_last=True` and `pad_last_batch=True` contradict each "
+                "other; pass one of them, or neither to wrap into the next epoch."
+            )
+        self.__dict__.update(
+            batch_size=size, drop_last=bool(drop_last), pad_last_batch=bool(pad_last_batch)
+        )
+
+    @property
+    def remainder(self) -> Remainder:
+        """The rule for the end of an epoch."""
+        return "drop" if self.drop_last else "pad" if self.pad_last_batch else "wrap"
+
+    @property
+    def label(self) -> str:
+        rule = {"drop": ", drop_last=True", "pad": ", pad_last_batch=True", "wrap": ""}
+        return f"BatchTransform({self.batch_size}{rule[self.remainder]})"
+
+    def __call__(self, source: Source[T]) -> Source[T]:
+        if not isinstance(source, Source):
+            raise PipelineError(
+                f"{self.label} must be called with a source, got {type(source).__name__}; write "
+                f"`BatchTransform({self.batch_size})(source)`."
+            )
+        if source.callbacks:
+            raise PipelineError(
+                f"{self.label} comes after a HostCallbackTransform, which runs once per batch; "
+                f"put the callback after the BatchTransform."
+            )
+        spec = Spec(source.element_spec()).batched(self.batch_size)
+        if not isinstance(source, Positional):
+            self._check_fits(source.steps_per_epoch)
+            return BatchedStream(source, self, spec)
+        batched = Batched(source, self, _agreed(self, source), spec)
+        self._check_fits(source.length // max(source.plan.batch, 1))
+        return batched
+
+    def _check_fits(self, n: int) -> None:
+        if self.drop_last and n < self.batch_size:
+            raise PipelineError(
+                f"BatchTransform: `drop_last=True` with `batch_size={self.batch_size}` drops all "
+                f"{n} elements; pass `pad_last_batch=True`, or a batch of at most {n}."
+            )
+
+
+def _agreed(batch: BatchTransform, source: Positional[Any]) -> Remainder:
+    """The rule of a batch of batches: said once, or twice alike."""
+    if not source.lanes or source.remainder in ("wrap", batch.remainder):
+        return batch.remainder
+    if batch.remainder == "wrap":
+        return source.remainder
+    raise PipelineError(
+        f"{batch.label} over {source.label}: the two batchings have different rules for the end "
+        f"of an epoch; give the rule once, to the outer one."
+    )
+
+
+@pytree_dataclass
+class Batched(Positional[T_co]):
+    """Batches of an indexed pipeline: rows of one more axis."""
+
+    source: Positional[Any]
+    batch: BatchTransform
+    remainder_: Remainder = static_field()
+    spec: Spec = static_field()
+
+    @property
+    def inner(self) -> Source[Any]:
+        return self.source
+
+    @property
+    def label(self) -> str:
+        return self.batch.label
+
+    @property
+    def order(self) -> Order:
+        return self.source.order
+
+    @property
+    def length(self) -> int:
+        return self.source.length
+
+    @property
+    def lanes(self) -> tuple[int, ...]:
+        return (self.batch.batch_size, *self.source.lanes)
+
+    @property
+    def remainder(self) -> Remainder:
+        return self.remainder_
+
+    @property
+    def random_stages(self) -> int:
+        return self.source.random_stages
+
+    @property
+    def masks(self) -> bool:
+        return self.source.masks
+
+    @property
+    def light(self) -> bool:
+        return self.source.light
+
+    @property
+    def placement(self) -> Any:
+        return self.source.placement
+
+    def element_spec(self) -> Any:
+        return self.spec.tree
+
+    def read(self, rows: Rows) -> tuple[T_co, Any]:
+        if not self.source.lanes:
+            return self.source.read(rows)
+
+        def read(epoch: Any, index: Any, valid: Any) -> tuple[Any, Any]:
+            return self.source.read(Rows(rows.key, epoch, index, valid))
+
+        return jax.vmap(read)(rows.epoch, rows.index, rows.valid)
+
+
+@pytree_dataclass
+class BatchedStreamState:
+    """The state of a padded batch over a stream: how many batches of the epoch were given."""
+
+    source: Any
+    step: jax.Array
+
+
+@pytree_dataclass
+class BatchedStream(Source[T_co]):
+    """Batches of a source that carries a state: `batch_size` steps of it at a time.
+
+    Nothing is dropped from a stream: it goes on where it was when the epoch ends.
+    """
+
+    source: Source[Any]
+    batch: BatchTransform
+    spec: Spec = static_field()
+
+    @property
+    def inner(self) -> Source[Any]:
+        return self.source
+
+    @property
+    def label(self) -> str:
+        return self.batch.label
+
+    @property
+    def lanes(self) -> tuple[int, ...]:
+        return (self.batch.batch_size, *self.source.lanes)
+
+    @property
+    def steps_per_epoch(self) -> int:  # type: ignore[override]
+        steps = self.source.steps_per_epoch
+        return steps_in(steps, self.batch.batch_size, self.batch.remainder)
+
+    @property
+    def placement(self) -> Any:
+        return self.source.placement
+
+    def element_spec(self) -> Any:
+        return self.spec.tree
+
+    def init_state(self, key: Any) -> Any:
+        inner = self.source.init_state(key)
+        return BatchedStreamState(inner, jnp.uint32(0)) if self.batch.pad_last_batch else inner
+
+    def next(self, state: Any) -> tuple[T_co, Mask, Any]:
+        return run_next(self, state)
+
+    def step(self, state: Any) -> tuple[T_co, Mask, Any]:
+        def one(state: Any, _: None) -> tuple[Any, tuple[Any, Any]]:
+            value, mask, state = self.source.step(state)
+            return state, (value, mask)
+
+        if not self.batch.pad_last_batch:
+            state, (values, mask) = jax.lax.scan(one, state, length=self.batch.batch_size)
+            return values, mask, state
+        return self._padded(state)
+
+    def _padded(self, state: BatchedStreamState) -> tuple[T_co, Mask, Any]:
+        size, n = self.batch.batch_size, self.source.steps_per_epoch
+        left = jnp.uint32(n) - state.step * jnp.uint32(size)
+
+        def one(inner: Any, lane: jax.Array) -> tuple[Any, tuple[Any, Any]]:
+            value, mask, after = self.source.step(inner)
+            real = lane < left
+            after = jax.tree.map(lambda new, old: jnp.where(real, new, old), after, inner)
+            return after, (value, mask & real)
+
+        lanes = jnp.arange(size, dtype=jnp.uint32)
+        inner, (values, mask) = jax.lax.scan(one, state.source, lanes)
+        step = (state.step + 1) % jnp.uint32(self.steps_per_epoch)
+        return values, mask, BatchedStreamState(inner, step)

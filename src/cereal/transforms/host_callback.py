@@ -1,0 +1,85 @@
+"""Python code in the middle of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import io_callback
+
+from ..core.callback import as_numpy, recording
+from ..core.errors import PipelineError
+from ..core.function import Function, as_function
+from ..core.pytree import pytree_dataclass, static_field
+from ..core.source import Source
+from ..core.spec import Spec, format_spec
+from ..core.stage import Stage
+
+T = TypeVar("T")
+
+
+@pytree_dataclass
+class HostCallbackTransform(Stage[Any, Any]):
+    """Calls a Python function with each batch: `fn(batch, mask)`, as NumPy arrays.
+
+    It runs exactly once per batch that is handed out, in order, inside `jit` and `scan_epoch`
+    too. Returning None keeps the batch; returning a batch replaces it. If that has other shapes
+    or dtypes, `element_spec_override` states them. JAX allows no such callback under `vmap` or
+    `jax.checkpoint`.
+
+    >>> import cereal
+    >>> def log(batch, mask):
+    ...     print("sum", batch.sum())
+    >>> stages = [cereal.RangeSource(4), cereal.BatchTransform(2), cereal.HostCallbackTransform(log)]
+    >>> for batch, mask in cereal.DataLoader(stages):
+    ...     pass
+    sum 1
+    sum 5
+    """
+
+    callback: ClassVar[bool] = True
+
+    fn: Function
+    override: Spec | None = static_field()
+
+    def __init__(self, fn: Callable[[Any, Any], Any], *, element_spec_override: Any = None) -> None:
+        function = as_function(fn, "HostCallbackTransform")
+        override = None if element_spec_override is None else Spec(element_spec_override)
+        self.__dict__.update(fn=function, override=override)
+
+    @property
+    def label(self) -> str:
+        return f"HostCallbackTransform({self.fn.name})"
+
+    def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
+        del keys, lanes
+        promised = Spec(values) if self.override is None else self.override
+        call = recording(lambda batch, mask: self._call(batch, mask, promised))
+        return io_callback(call, promised.tree, values, mask, ordered=True), mask
+
+    def _call(self, batch: Any, mask: Any, promised: Spec) -> Any:
+        batch, mask = as_numpy((batch, mask))
+        result = self.fn(batch, mask)
+        if result is None and self.override is not None:
+            raise PipelineError(
+                f"{self.label} returned None, but `element_spec_override` promises "
+                f"{self.override}; return the new batch."
+            )
+        result = jax.tree.map(_canonical, batch if result is None else result)
+        if Spec(result) != promised:
+            raise PipelineError(
+                f"{self.label} returned {format_spec(result)} instead of {promised}; return the "
+                f"same structure, shapes and dtypes, or state yours as `element_spec_override`."
+            )
+        return result
+
+    def __call__(self, source: Source[T]) -> Source[T]:
+        return super().__call__(source)
+
+
+def _canonical(leaf: Any) -> np.ndarray:
+    """As JAX would take it: float64 is float32 unless 64-bit types are on."""
+    array = np.asarray(leaf)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)

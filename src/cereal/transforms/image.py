@@ -1,0 +1,91 @@
+"""Images: from bytes to numbers, from pixels to vectors."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.errors import PipelineError
+from ..core.pytree import pytree_dataclass, static_field
+from ..core.stage import Stage
+
+
+def _image(values: Any, image_key: str, label: str) -> Any:
+    if not isinstance(values, dict):
+        raise PipelineError(
+            f"{label} needs elements that are dicts, got {type(values).__name__}; give the data as "
+            f'`{{"{image_key}": images, "label": labels}}`.'
+        )
+    if image_key not in values:
+        raise PipelineError(
+            f"{label}: there is no key {image_key!r}; the element has {sorted(values)}; pass "
+            f"`image_key=` or rename it."
+        )
+    return values[image_key]
+
+
+@pytree_dataclass
+class NormalizeImageTransform(Stage[Any, Any]):
+    """Integer images to floats in [0, 1]: divides by the largest value of their dtype.
+
+    Float images keep their values and change only their dtype. Before or after batching.
+
+    >>> import cereal, numpy as np
+    >>> source = cereal.ArraySampleSource({"image": np.full((2, 4, 4), 255, np.uint8)})
+    >>> image = cereal.NormalizeImageTransform()(source).next(source.init_state(0))[0]["image"]
+    >>> str(image.dtype), float(image.max())
+    ('float32', 1.0)
+    """
+
+    light: ClassVar[bool] = True
+
+    image_key: str = static_field("image")
+    dtype: Any = static_field(np.dtype(np.float32))
+
+    def __init__(self, image_key: str = "image", *, dtype: Any = jnp.float32) -> None:
+        dtype = jnp.dtype(dtype)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise PipelineError(
+                f"NormalizeImageTransform: `dtype` must be a float type, got {dtype}."
+            )
+        self.__dict__.update(image_key=image_key, dtype=dtype)
+
+    @property
+    def label(self) -> str:
+        return f"NormalizeImageTransform({self.image_key!r}, dtype={self.dtype})"
+
+    def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
+        del keys, lanes
+        image = _image(values, self.image_key, self.label)
+        if jnp.issubdtype(image.dtype, jnp.integer):
+            # Divide in float32 at least: bfloat16 cannot hold 255 steps.
+            wide = jnp.promote_types(self.dtype, jnp.float32)
+            image = image.astype(wide) / jnp.asarray(jnp.iinfo(image.dtype).max, wide)
+        return {**values, self.image_key: image.astype(self.dtype)}, mask
+
+
+@pytree_dataclass
+class FlattenImageTransform(Stage[Any, Any]):
+    """Images to vectors: [28, 28] to [784], [B, 28, 28] to [B, 784].
+
+    >>> import cereal, numpy as np
+    >>> source = cereal.ArraySampleSource({"image": np.zeros((2, 4, 4), np.uint8)})
+    >>> cereal.FlattenImageTransform()(source).element_spec()["image"].shape
+    (16,)
+    """
+
+    light: ClassVar[bool] = True
+
+    image_key: str = static_field("image")
+
+    @property
+    def label(self) -> str:
+        return f"FlattenImageTransform({self.image_key!r})"
+
+    def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
+        del keys
+        image = _image(values, self.image_key, self.label)
+        flat = image.reshape(*image.shape[: len(lanes)], -1)
+        return {**values, self.image_key: flat}, mask

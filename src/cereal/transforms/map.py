@@ -1,0 +1,67 @@
+"""A function over elements or batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast, overload
+
+from ..core.errors import PipelineError
+from ..core.function import Function, as_function, takes_second
+from ..core.pytree import pytree_dataclass, static_field
+from ..core.source import Mask, Source
+from ..core.spec import Spec, format_spec
+from ..core.stage import Stage
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+@pytree_dataclass
+class MapTransform(Stage[A, B], Generic[A, B]):
+    """Applies a JAX function: `fn(batch)` or `fn(batch, mask)`; before batching, to one element.
+
+        {"image": uint8[28,28]}  --fn-->  {"image": float32[28,28], "bright": float32[]}
+
+    Adding, dropping and renaming keys is legal, and so is a scalar per batch. The result's spec
+    is inferred; `element_spec_override` states it, and is checked.
+
+    >>> import cereal
+    >>> squares = cereal.MapTransform(lambda x: x * x)(cereal.RangeSource(4))
+    >>> [int(x) for x, mask in cereal.DataLoader(squares)]
+    [0, 1, 4, 9]
+    """
+
+    fn: Function
+    with_mask: bool = static_field()
+    override: Spec | None = static_field()
+
+    @overload
+    def __init__(self, fn: Callable[[A], B], *, element_spec_override: Any = None) -> None: ...
+    @overload
+    def __init__(
+        self, fn: Callable[[A, Mask], B], *, element_spec_override: Any = None
+    ) -> None: ...
+    def __init__(self, fn: Any, *, element_spec_override: Any = None) -> None:
+        function = as_function(fn, "MapTransform")
+        self.__dict__.update(
+            fn=function,
+            with_mask=takes_second(function, "mask"),
+            override=None if element_spec_override is None else Spec(element_spec_override),
+        )
+
+    @property
+    def label(self) -> str:
+        return f"MapTransform({self.fn.name})"
+
+    def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
+        del keys, lanes
+        return (self.fn(values, mask) if self.with_mask else self.fn(values)), mask
+
+    def __call__(self, source: Source[A]) -> Source[B]:
+        mapped = super().__call__(source)
+        if self.override is not None and Spec(mapped.element_spec()) != self.override:
+            raise PipelineError(
+                f"{self.label} returns {format_spec(mapped.element_spec())}, not the "
+                f"`element_spec_override` {self.override}; correct one of them."
+            )
+        return cast("Source[B]", mapped)

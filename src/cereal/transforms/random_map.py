@@ -1,0 +1,65 @@
+"""A random function over elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, TypeVar
+
+import jax
+
+from ..core.errors import PipelineError
+from ..core.function import Function, as_function, takes_second
+from ..core.pytree import pytree_dataclass
+from ..core.stage import Stage
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+@pytree_dataclass
+class RandomMapTransform(Stage[A, B], Generic[A, B]):
+    """Augments: `fn(element, key)`, with a key of its own for every element of every epoch.
+
+        key, epoch, index, number of the random stage  -->  the element's key
+
+    The same element of the same epoch is augmented alike whether the stage stands before or
+    after batching, whatever the batch size, and however the run was restarted.
+
+    >>> import cereal, jax
+    >>> jitter = cereal.RandomMapTransform(lambda x, key: x + jax.random.randint(key, (), 0, 10))
+    >>> before = cereal.DataLoader([cereal.RangeSource(6), jitter, cereal.BatchTransform(3)])
+    >>> after = cereal.DataLoader([cereal.RangeSource(6), cereal.BatchTransform(3), jitter])
+    >>> (before.batch_at(0, 1)[0] == after.batch_at(0, 1)[0]).all().item()
+    True
+    """
+
+    random: ClassVar[bool] = True
+
+    fn: Function
+
+    def __init__(self, fn: Callable[[A, jax.Array], B]) -> None:
+        function = as_function(fn, "RandomMapTransform")
+        if not takes_second(function, "key"):
+            raise PipelineError(
+                f"RandomMapTransform: `{function.name}` must take two arguments, the element and "
+                f"a key; write `def {function.name}(element, key): ...`, or use MapTransform."
+            )
+        self.__dict__.update(fn=function)
+
+    @property
+    def label(self) -> str:
+        return f"RandomMapTransform({self.fn.name})"
+
+    def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
+        for path, leaf in jax.tree_util.tree_flatten_with_path(values)[0]:
+            if leaf.shape[: len(lanes)] != lanes:
+                name = "batch" + jax.tree_util.keystr(path)
+                raise PipelineError(
+                    f"{self.label} works on elements, but `{name}` of shape {leaf.shape} is one "
+                    f"value for a whole batch of {lanes}; put this stage before the one that "
+                    f"makes it."
+                )
+        fn: Callable[..., Any] = self.fn
+        for _ in lanes:
+            fn = jax.vmap(fn)
+        return fn(values, keys), mask

@@ -1,0 +1,59 @@
+"""Other names for the parts of an element."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ..core.errors import PipelineError
+from ..core.pytree import pytree_dataclass, static_field
+from ..core.stage import Stage
+
+
+@pytree_dataclass
+class RenameTransform(Stage[Any, Any]):
+    """Renames keys of elements that are dicts; the others stay.
+
+    >>> import cereal, numpy as np
+    >>> source = cereal.ArraySampleSource({"x": np.zeros((4, 2)), "y": np.zeros(4)})
+    >>> renamed = cereal.RenameTransform({"x": "image", "y": "label"})(source)
+    >>> sorted(renamed.element_spec())
+    ['image', 'label']
+    """
+
+    light: ClassVar[bool] = True
+
+    renames: tuple[tuple[str, str], ...] = static_field()
+
+    def __init__(self, renames: Mapping[str, str]) -> None:
+        if not isinstance(renames, Mapping):
+            raise PipelineError(
+                f"RenameTransform: `renames` must be a dict from old to new names, got "
+                f'{type(renames).__name__}; write `RenameTransform({{"x": "image"}})`.'
+            )
+        self.__dict__.update(renames=tuple(renames.items()))
+
+    @property
+    def label(self) -> str:
+        return "RenameTransform(" + ", ".join(f"{a}->{b}" for a, b in self.renames) + ")"
+
+    def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
+        del keys, lanes
+        if not isinstance(values, dict):
+            raise PipelineError(
+                f"{self.label} needs elements that are dicts, got {type(values).__name__}."
+            )
+        new = dict(self.renames)
+        missing = [name for name in new if name not in values]
+        if missing:
+            raise PipelineError(
+                f"{self.label}: there is no key {missing[0]!r}; the element has {sorted(values)}."
+            )
+        names = [new.get(name, name) for name in values]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise PipelineError(
+                f"{self.label}: two values would be called {sorted(twice)[0]!r}; rename the other "
+                f"one too."
+            )
+        return dict(zip(names, values.values(), strict=True)), mask
