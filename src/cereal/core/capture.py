@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -58,13 +59,17 @@ def substitution(arrays: Sequence[jax.Array], tracers: Sequence[Any]) -> Iterato
         _stack.frames.pop()
 
 
-def resolve(node: N) -> N:
-    """The same source or loader, with captured arrays replaced where `cereal.jit` asks for it."""
+def resolve(node: N, state: Any = None) -> N:
+    """The same source or loader, with captured arrays replaced where `cereal.jit` asks for it.
+
+    `state` is what the caller was given besides: with a tracer in it, a program may be recorded.
+    """
     if _stack.frames:
         return _substitute(node, _stack.frames[-1])
-    nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(node) if is_concrete(leaf))
-    if nbytes >= WARN_BYTES and staging():
-        _warn(node, nbytes)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+        nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(node) if is_concrete(leaf))
+        if nbytes >= WARN_BYTES and staging():
+            _warn(node, nbytes)
     return node
 
 
@@ -82,7 +87,7 @@ def _substitute(node: N, frame: dict[int, Any]) -> N:
     leaves, structure = jax.tree.flatten(node)
     unknown = [x for x in leaves if is_concrete(x) and id(x) not in frame]
     if unknown and staging():
-        raise Discovered({id(x): x for x in unknown}.values())
+        raise Discovered(list({id(x): x for x in unknown}.values()))
     return jax.tree.unflatten(structure, [frame.get(id(x), x) for x in leaves])
 
 

@@ -1,11 +1,11 @@
 """What can go wrong, as one family.
 
     CerealError
-    ├── PipelineError    (ValueError)  a pipeline that cannot be built, or a stage that broke its word
-    ├── UsageError       (TypeError)   a call that cannot mean anything; the message has the line to write
-    └── StateError       (ValueError)  a state or key that does not belong to this pipeline
+    ├── PipelineError (ValueError)   a pipeline that cannot be built, or a stage that broke its word
+    ├── UsageError    (TypeError)    a call that cannot mean anything, with the line to write
+    └── StateError    (ValueError)   a state or key that does not belong to this pipeline
 
-    CaptureWarning       (UserWarning) a large dataset is being written into a compiled program
+    CaptureWarning    (UserWarning)  a large dataset is being written into a compiled program
 
 Each message says what was wrong, where, and ends with what to do.
 """
@@ -18,10 +18,10 @@ class CerealError(Exception):
 
     >>> import cereal
     >>> try:
-    ...     cereal.RangeSource(0)
+    ...     cereal.BatchTransform(4, drop_last=True, pad_last_batch=True)
     ... except cereal.CerealError as error:
-    ...     print(error)
-    RangeSource: `stop` must be greater than `start`, got start=0, stop=0; an empty range has nothing to load.
+    ...     print(type(error).__name__)
+    PipelineError
     """
 
 
@@ -53,7 +53,7 @@ class StateError(CerealError, ValueError):
     >>> state = cereal.DataLoader(cereal.RangeSource(4)).init_state(0)
     >>> cereal.DataLoader(cereal.RangeSource(5)).next_batch(state)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    cereal.StateError: the state belongs to another pipeline: it has length=4, this one has length=5...
+    cereal.StateError: the state belongs to another pipeline: it has length=4, this one has ...
     """
 
 

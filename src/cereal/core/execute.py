@@ -24,7 +24,7 @@ def _next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
 
 def run_next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
     """`source.step(state)`, compiled, with what belongs around it outside of `jit`."""
-    source = resolve(source)
+    source = resolve(source, state)
     if not source.callbacks:
         values, mask, state = _next(source, state)
     else:

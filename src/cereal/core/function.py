@@ -22,7 +22,7 @@ class Function:
     """
 
     tree: Any
-    fn: Callable[..., Any] | None = static_field(None)
+    fn: Callable[..., Any] | None = static_field(default=None)
 
     def __call__(self, *args: Any) -> Any:
         return (self.tree if self.fn is None else self.fn)(*args)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 

@@ -3,7 +3,7 @@
     @pytree_dataclass
     class Scaled(Transform):
         scale: jax.Array                       # a leaf: traced, donated, moved, mapped over
-        image_key: str = static_field("image")  # part of the structure: hashed and compared
+        image_key: str = static_field(default="image")  # part of the structure: hashed and compared
 
 `jax.tree_util.register_dataclass` is near, but rebuilds through `__init__`, which would validate
 tracers. Here validation runs once, when the user builds the object.
@@ -21,13 +21,13 @@ import jax
 C = TypeVar("C")
 
 
-def static_field(default: Any = dataclasses.MISSING, **kwargs: Any) -> Any:
+def static_field(*, default: Any = dataclasses.MISSING, **kwargs: Any) -> Any:
     """A field that is part of the structure, not a leaf: `size: int = static_field()`.
 
     >>> import cereal, jax
     >>> @cereal.pytree_dataclass
     ... class Window:
-    ...     size: int = cereal.static_field(3)
+    ...     size: int = cereal.static_field(default=3)
     >>> jax.tree.leaves(Window())
     []
     """
@@ -42,7 +42,7 @@ def pytree_dataclass(cls: type[C]) -> type[C]:
     >>> @cereal.pytree_dataclass
     ... class Scaled:
     ...     scale: float
-    ...     name: str = cereal.static_field("image")
+    ...     name: str = cereal.static_field(default="image")
     >>> jax.tree.map(lambda leaf: leaf * 2, Scaled(1.5)).scale
     3.0
     """
@@ -79,12 +79,9 @@ def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
     return attrgetter(*names)
 
 
-def replace(node: C, **changes: Any) -> C:
-    """A copy with other fields, without running the constructor again."""
-    copy = object.__new__(type(node))
-    copy.__dict__.update(node.__dict__)
-    copy.__dict__.update(changes)
-    return copy
+def set_fields(node: Any, **fields: Any) -> None:
+    """Sets the fields of a frozen node, in its own constructor."""
+    node.__dict__.update(fields)
 
 
 def is_pytree(node: Any) -> bool:

@@ -39,7 +39,7 @@ class Source(ABC, Generic[T_co]):
     >>> import cereal, jax, jax.numpy as jnp
     >>> @cereal.pytree_dataclass
     ... class RandomWalk(cereal.Source):
-    ...     steps_per_epoch: int = cereal.static_field(100)
+    ...     steps_per_epoch: int = cereal.static_field(default=100)
     ...     def element_spec(self):
     ...         return jax.ShapeDtypeStruct((), jnp.float32)
     ...     def init_state(self, key):
@@ -182,7 +182,7 @@ class IndexedSource(Positional[T_co]):
     >>> @cereal.pytree_dataclass
     ... class Squares(cereal.IndexedSource[jax.Array]):
     ...     n: int = cereal.static_field()
-    ...     ordering: str = cereal.static_field("sequential")
+    ...     ordering: str = cereal.static_field(default="sequential")
     ...     def __len__(self):
     ...         return self.n
     ...     def element_spec(self):
@@ -214,7 +214,8 @@ class IndexedSource(Positional[T_co]):
         n = len(self)
         if n > MAX_TRACED:
             raise PipelineError(
-                f"{type(self).__name__}: {n} elements are more than compiled code can count ({MAX_TRACED})."
+                f"{type(self).__name__}: {n} elements are more than compiled code can count "
+                f"({MAX_TRACED})."
             )
         return self.order.length(n)
 

@@ -150,7 +150,7 @@ def _as_built(stage: Stage[Any, Any], values: Any, spec: Spec, drop: int) -> Any
 class _Around(Positional[T_co]):
     """What a stage over an indexed pipeline hands through."""
 
-    source: Positional[Any]
+    source: Any
     stage: Stage[Any, Any]
     spec: Spec
 
@@ -224,7 +224,7 @@ class BatchStage(_Around[T_co]):
 class ElementStage(_Around[T_co], IndexedSource[T_co]):
     """A stage before batching: an indexed source of changed elements."""
 
-    source: IndexedSource[Any]
+    source: Any  # IndexedSource
     stage: Stage[Any, Any]
     spec: Spec = static_field()
 

@@ -57,7 +57,7 @@ class DigitsDataset:
 
 @cache
 def _load() -> tuple[np.ndarray, np.ndarray]:
-    path = resources.files(__package__) / "digits.npz"
+    path = resources.files("cereal.datasets") / "digits.npz"
     with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
         levels, labels = stored["image"], stored["label"]
     images = ((levels.astype(np.uint16) * 255 + 8) // 16).astype(np.uint8)

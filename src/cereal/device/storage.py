@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
@@ -15,7 +16,7 @@ from ..core.errors import PipelineError
 def as_device(device: Any, owner: str) -> Any:
     """Reads "cpu", "gpu:1", a device or a sharding; None is the default device."""
     if device is None:
-        return jnp.zeros(()).device if jax.config.jax_default_device else jax.local_devices()[0]
+        return jnp.zeros(()).devices().pop()  # heeds `jax.default_device`
     if isinstance(device, jax.Device | jax.sharding.Sharding):
         return device
     if not isinstance(device, str):
@@ -27,7 +28,7 @@ def as_device(device: Any, owner: str) -> Any:
     try:
         return jax.devices(platform)[int(number or 0)]
     except (RuntimeError, ValueError, IndexError) as error:
-        known = sorted({f"{d.platform}:{i}" for d in jax.devices() for i in [d.id]} | {"cpu:0"})
+        known = sorted({f"{d.platform}:{d.id}" for d in jax.devices()} | {"cpu:0"})
         raise PipelineError(
             f"{owner}: there is no device {device!r}; this process has {', '.join(known)}."
         ) from error

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any, Generic, TypeVar, cast, overload
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,7 +18,7 @@ from ..core.callback import reraise_user_error
 from ..core.capture import is_concrete, resolve, staging
 from ..core.errors import PipelineError, UsageError
 from ..core.position import starts
-from ..core.pytree import pytree_dataclass
+from ..core.pytree import pytree_dataclass, set_fields
 from ..core.source import Mask, Positional, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
 from ..monitor.drawing import draw, summary
@@ -64,7 +65,7 @@ class DataLoader(Generic[T]):
     def __init__(self, pipeline: Sequence[Any]) -> None: ...
     def __init__(self, pipeline: Any = None, **options: Any) -> None:
         refuse_options(options)
-        self.__dict__["source"] = compose(pipeline)
+        set_fields(self, source=compose(pipeline))
 
     # One step
 
@@ -141,7 +142,7 @@ class DataLoader(Generic[T]):
         if isinstance(self.source, Positional):
             check_state(state, self.source.fingerprint)
         steps = self.steps_per_epoch if steps is None else steps
-        source = resolve(self.source)
+        source = resolve(self.source, state)
         if staging():
             return scan_steps(source, state, carry, body_fn, steps, unroll)
         program = self._programs.get(body_fn, steps, unroll)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.ordering import Order, as_order
-from ..core.pytree import pytree_dataclass, static_field
+from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import IndexedSource
 from ..core.spec import is_array_like, spec_of
 from ..device.gather import take_rows
@@ -39,18 +39,18 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
 
     data: T
     ordering: Order
-    index_key: str | None = static_field(None)
+    index_key: str | None = static_field(default=None)
 
     def __init__(self, data: T, ordering: Any = "shuffle", *, index_key: str | None = None) -> None:
         owner = "ArraySampleSource"
         n = _one_length(data, owner)
         check_index_key(data, index_key, owner)
-        fields = {
-            "data": jax.tree.map(settle, data),
-            "ordering": as_order(ordering, n, owner),
-            "index_key": index_key,
-        }
-        self.__dict__.update(fields)
+        set_fields(
+            self,
+            data=jax.tree.map(settle, data),
+            ordering=as_order(ordering, n, owner),
+            index_key=index_key,
+        )
 
     def __len__(self) -> int:
         return jax.tree.leaves(self.data)[0].shape[0]

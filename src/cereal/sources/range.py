@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from ..core.errors import PipelineError
-from ..core.ordering import Order, as_order
+from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
-from ..core.pytree import pytree_dataclass, static_field
+from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import IndexedSource
 from .index_key import with_index
 
@@ -31,8 +31,8 @@ class RangeSource(IndexedSource[jax.Array]):
 
     start: int = static_field()
     stop: int = static_field()
-    index_key: str | None = static_field(None)
-    ordering: Order
+    index_key: str | None = static_field()
+    ordering: Order = Sequential()  # the constructor sets it
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class RangeSource(IndexedSource[jax.Array]):
                 f"RangeSource: the range {start} to {stop} does not fit int32, in which compiled "
                 f"code counts; split it, and add the high part in a MapTransform."
             )
-        self.__dict__.update(start=start, stop=stop, index_key=index_key)
-        self.__dict__["ordering"] = as_order(ordering, stop - start, "RangeSource")
+        order = as_order(ordering, stop - start, "RangeSource")
+        set_fields(self, start=start, stop=stop, index_key=index_key, ordering=order)
 
     def __len__(self) -> int:
         return self.stop - self.start

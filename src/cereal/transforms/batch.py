@@ -12,7 +12,7 @@ from ..core.errors import PipelineError
 from ..core.execute import run_next
 from ..core.ordering import Order
 from ..core.position import Remainder, steps_in
-from ..core.pytree import pytree_dataclass, static_field
+from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows
 from ..core.source import Mask, Positional, Source
 from ..core.spec import Spec
@@ -41,8 +41,8 @@ class BatchTransform(Transform[Any, Any]):
     """
 
     batch_size: int = static_field()
-    drop_last: bool = static_field(False)
-    pad_last_batch: bool = static_field(False)
+    drop_last: bool = static_field(default=False)
+    pad_last_batch: bool = static_field(default=False)
 
     def __init__(
         self, batch_size: int, *, drop_last: bool = False, pad_last_batch: bool = False
@@ -60,8 +60,8 @@ class BatchTransform(Transform[Any, Any]):
                 "BatchTransform: `drop_last=True` and `pad_last_batch=True` contradict each "
                 "other; pass one of them, or neither to wrap into the next epoch."
             )
-        self.__dict__.update(
-            batch_size=size, drop_last=bool(drop_last), pad_last_batch=bool(pad_last_batch)
+        set_fields(
+            self, batch_size=size, drop_last=bool(drop_last), pad_last_batch=bool(pad_last_batch)
         )
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 import jax
 
 from ..core.errors import PipelineError
-from ..core.pytree import pytree_dataclass, static_field
+from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import Source
 from ..core.spec import format_spec
 from ..core.stage import Stage
@@ -25,18 +25,19 @@ class DevicePutTransform(Stage[Any, Any]):
     the program decides.
 
     >>> import cereal, jax
-    >>> stages = [cereal.RangeSource(8), cereal.BatchTransform(4), cereal.DevicePutTransform("cpu:0")]
-    >>> batch, mask = next(iter(cereal.DataLoader(stages)))
+    >>> put = cereal.DevicePutTransform("cpu:0")
+    >>> loader = cereal.DataLoader([cereal.RangeSource(8), cereal.BatchTransform(4), put])
+    >>> batch, mask = next(iter(loader))
     >>> batch.devices() == {jax.devices("cpu")[0]}
     True
     """
 
     light: ClassVar[bool] = True
 
-    device: Any = static_field(None)
+    device: Any = static_field(default=None)
 
     def __init__(self, device: Any = None) -> None:
-        self.__dict__.update(device=as_device(device, "DevicePutTransform"))
+        set_fields(self, device=as_device(device, "DevicePutTransform"))
 
     @property
     def placement(self) -> Any:

@@ -12,7 +12,7 @@ from jax.experimental import io_callback
 from ..core.callback import as_numpy, recording
 from ..core.errors import PipelineError
 from ..core.function import Function, as_function
-from ..core.pytree import pytree_dataclass, static_field
+from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import Source
 from ..core.spec import Spec, format_spec
 from ..core.stage import Stage
@@ -32,8 +32,9 @@ class HostCallbackTransform(Stage[Any, Any]):
     >>> import cereal
     >>> def log(batch, mask):
     ...     print("sum", batch.sum())
-    >>> stages = [cereal.RangeSource(4), cereal.BatchTransform(2), cereal.HostCallbackTransform(log)]
-    >>> for batch, mask in cereal.DataLoader(stages):
+    >>> logged = cereal.HostCallbackTransform(log)
+    >>> loader = cereal.DataLoader([cereal.RangeSource(4), cereal.BatchTransform(2), logged])
+    >>> for batch, mask in loader:
     ...     pass
     sum 1
     sum 5
@@ -47,7 +48,7 @@ class HostCallbackTransform(Stage[Any, Any]):
     def __init__(self, fn: Callable[[Any, Any], Any], *, element_spec_override: Any = None) -> None:
         function = as_function(fn, "HostCallbackTransform")
         override = None if element_spec_override is None else Spec(element_spec_override)
-        self.__dict__.update(fn=function, override=override)
+        set_fields(self, fn=function, override=override)
 
     @property
     def label(self) -> str:

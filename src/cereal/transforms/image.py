@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
-from ..core.pytree import pytree_dataclass, static_field
+from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.stage import Stage
 
 
@@ -41,8 +41,8 @@ class NormalizeImageTransform(Stage[Any, Any]):
 
     light: ClassVar[bool] = True
 
-    image_key: str = static_field("image")
-    dtype: Any = static_field(np.dtype(np.float32))
+    image_key: str = static_field(default="image")
+    dtype: Any = static_field(default=np.dtype(np.float32))
 
     def __init__(self, image_key: str = "image", *, dtype: Any = jnp.float32) -> None:
         dtype = jnp.dtype(dtype)
@@ -50,7 +50,7 @@ class NormalizeImageTransform(Stage[Any, Any]):
             raise PipelineError(
                 f"NormalizeImageTransform: `dtype` must be a float type, got {dtype}."
             )
-        self.__dict__.update(image_key=image_key, dtype=dtype)
+        set_fields(self, image_key=image_key, dtype=dtype)
 
     @property
     def label(self) -> str:
@@ -78,7 +78,7 @@ class FlattenImageTransform(Stage[Any, Any]):
 
     light: ClassVar[bool] = True
 
-    image_key: str = static_field("image")
+    image_key: str = static_field(default="image")
 
     @property
     def label(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 from ..core.errors import PipelineError
 from ..core.function import Function, as_function, takes_second
-from ..core.pytree import pytree_dataclass, static_field
+from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import Mask, Source
 from ..core.spec import Spec, format_spec
 from ..core.stage import Stage
@@ -43,7 +43,8 @@ class MapTransform(Stage[A, B], Generic[A, B]):
     ) -> None: ...
     def __init__(self, fn: Any, *, element_spec_override: Any = None) -> None:
         function = as_function(fn, "MapTransform")
-        self.__dict__.update(
+        set_fields(
+            self,
             fn=function,
             with_mask=takes_second(function, "mask"),
             override=None if element_spec_override is None else Spec(element_spec_override),

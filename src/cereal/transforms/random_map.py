@@ -9,7 +9,7 @@ import jax
 
 from ..core.errors import PipelineError
 from ..core.function import Function, as_function, takes_second
-from ..core.pytree import pytree_dataclass
+from ..core.pytree import pytree_dataclass, set_fields
 from ..core.stage import Stage
 
 A = TypeVar("A")
@@ -44,7 +44,7 @@ class RandomMapTransform(Stage[A, B], Generic[A, B]):
                 f"RandomMapTransform: `{function.name}` must take two arguments, the element and "
                 f"a key; write `def {function.name}(element, key): ...`, or use MapTransform."
             )
-        self.__dict__.update(fn=function)
+        set_fields(self, fn=function)
 
     @property
     def label(self) -> str:

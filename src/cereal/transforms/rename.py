@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ..core.errors import PipelineError
-from ..core.pytree import pytree_dataclass, static_field
+from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.stage import Stage
 
 
@@ -31,7 +31,7 @@ class RenameTransform(Stage[Any, Any]):
                 f"RenameTransform: `renames` must be a dict from old to new names, got "
                 f'{type(renames).__name__}; write `RenameTransform({{"x": "image"}})`.'
             )
-        self.__dict__.update(renames=tuple(renames.items()))
+        set_fields(self, renames=tuple(renames.items()))
 
     @property
     def label(self) -> str:
@@ -50,10 +50,9 @@ class RenameTransform(Stage[Any, Any]):
                 f"{self.label}: there is no key {missing[0]!r}; the element has {sorted(values)}."
             )
         names = [new.get(name, name) for name in values]
-        twice = {name for name in names if names.count(name) > 1}
+        twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise PipelineError(
-                f"{self.label}: two values would be called {sorted(twice)[0]!r}; rename the other "
-                f"one too."
+                f"{self.label}: two values would be called {twice[0]!r}; rename the other one too."
             )
         return dict(zip(names, values.values(), strict=True)), mask

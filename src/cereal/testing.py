@@ -1,0 +1,292 @@
+"""The conformance kit: what every source, transform and loader must hold.
+
+    check_source(source)              element specs, exact epochs, purity, jit and eager alike
+    check_transform(transform)        the same before and after batching, in a list and by call
+    check_loader(loader)              one step, many steps and a scan give the same batches
+    check_resume(loader)              restored at every step, the rest is the same
+
+Each raises an AssertionError that says which step and which leaf differ. They run the real thing
+for a few epochs, so give them small data.
+
+>>> import cereal
+>>> from cereal.testing import check_loader, check_resume
+>>> source = cereal.RangeSource(10, ordering="shuffle")
+>>> loader = cereal.DataLoader([source, cereal.BatchTransform(4)])
+>>> check_loader(loader)
+>>> check_resume(loader)
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .core.source import IndexedSource, Positional, Source
+from .core.spec import Spec, format_spec
+from .core.stage import Stage, Transform
+from .core.state import PipelineState
+from .loaders.loader import DataLoader
+from .sources.array import ArraySampleSource
+from .transforms.batch import BatchTransform
+
+_TOLERANCE = 1e-6
+
+
+def assert_same(a: Any, b: Any, what: str) -> None:
+    """Two trees have one structure and the same values (floats to the last bits).
+
+    >>> from cereal.testing import assert_same
+    >>> assert_same({"x": 1}, {"x": 1}, "the dict")
+    """
+    leaves_a, structure_a = jax.tree_util.tree_flatten_with_path(a)
+    leaves_b, structure_b = jax.tree_util.tree_flatten_with_path(b)
+    assert structure_a == structure_b, f"{what}: structure {structure_a} is not {structure_b}"
+    for (path, x), (_, y) in zip(leaves_a, leaves_b, strict=True):
+        where = what + jax.tree_util.keystr(path)
+        x, y = _host(x), _host(y)
+        assert x.dtype == y.dtype, f"{where}: dtype {x.dtype} is not {y.dtype}"
+        assert x.shape == y.shape, f"{where}: shape {x.shape} is not {y.shape}"
+        if np.issubdtype(x.dtype, np.floating):
+            np.testing.assert_allclose(x, y, rtol=_TOLERANCE, atol=_TOLERANCE, err_msg=where)
+        else:
+            np.testing.assert_array_equal(x, y, err_msg=where)
+
+
+def _host(leaf: Any) -> np.ndarray:
+    leaf = jnp.asarray(leaf)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        leaf = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+    return np.asarray(leaf)
+
+
+def check_source(source: Source[Any], key: Any = 0) -> None:
+    """A source keeps the contract.
+
+    Its elements are what `element_spec` says; a state gives one answer however often it is asked,
+    eagerly and under `jit`; and an indexed source visits its order's every index exactly once an
+    epoch, with `take` giving the same rows in any grouping.
+
+    >>> import cereal
+    >>> from cereal.testing import check_source
+    >>> check_source(cereal.RangeSource(7, ordering="shuffle"))
+    """
+    spec, state = Spec(source.element_spec()), source.init_state(key)
+    compiled = jax.jit(lambda source, state: source.next(state))
+    for step in range(min(source.steps_per_epoch, 8) + 1):
+        what = f"{source.label}, step {step}"
+        element, mask, after = source.next(state)
+        found = Spec(jax.tree.map(jnp.asarray, element))
+        assert found == spec, f"{what}: gives {found}, element_spec says {spec}"
+        assert jnp.asarray(mask).dtype == jnp.bool_, f"{what}: the mask is {mask.dtype}, not bool"
+        assert jnp.shape(mask) == source.lanes, f"{what}: the mask has shape {jnp.shape(mask)}"
+        assert_same(source.next(state), (element, mask, after), f"{what}, asked twice")
+        assert_same(compiled(source, state), (element, mask, after), f"{what}, under jit")
+        state = after
+    if isinstance(source, Positional):
+        _check_epochs(source, key)
+    if isinstance(source, IndexedSource) and not source.random_stages:
+        _check_take(source)
+
+
+def _check_epochs(source: Positional[Any], key: Any) -> None:
+    """Each index of the order once per epoch, for three epochs, by position arithmetic."""
+    loader, n = DataLoader(source), source.length
+    steps = -(-3 * n // source.plan.batch) + 3
+    seen = [loader.indices_at(key, step) for step in range(steps)]
+    if source.remainder == "drop":
+        per_epoch = source.steps_per_epoch
+        epochs = [np.concatenate(seen[e * per_epoch : (e + 1) * per_epoch]) for e in range(3)]
+        for epoch, indices in enumerate(epochs):
+            counts = np.unique(indices, return_counts=True)[1]
+            limit = np.unique(_order_of(source), return_counts=True)[1].max()
+            assert counts.max() <= limit, f"{source.label}: an index repeats in epoch {epoch}"
+        return
+    flat = np.concatenate(seen)[: 3 * n].reshape(3, n)
+    for epoch, indices in enumerate(flat):
+        np.testing.assert_array_equal(
+            np.sort(indices),
+            np.sort(_order_of(source)),
+            err_msg=f"{source.label}: epoch {epoch} is not each element once",
+        )
+
+
+def _order_of(source: Positional[Any]) -> np.ndarray:
+    """The indices that an epoch visits, in some order."""
+    position = np.arange(source.length)
+    epochs, column = np.zeros(1, np.uint32), np.zeros(source.length, np.int64)
+    zero = np.uint32(0)
+    return np.asarray(source.order.index((zero, zero), epochs, column, position, source.length))
+
+
+def _check_take(source: IndexedSource[Any]) -> None:
+    n = min(len(source), 16)
+    together = source.take(jnp.arange(n, dtype=jnp.int32))
+    for index in range(n):
+        alone = source.take(jnp.array([index], jnp.int32))
+        one = jax.tree.map(lambda x, i=index: x[i : i + 1], together)
+        assert_same(alone, one, f"{source.label}: take([{index}])")
+
+
+def check_transform(transform: Transform[Any, Any], source: Source[Any] | None = None) -> None:
+    """A transform keeps the contract, on `source` (default: small images with labels).
+
+    In a list and called by hand it is the same; its sources pass `check_source` and
+    `check_resume`, before and after batching; and a stage that works on elements gives the same
+    batch on either side of a BatchTransform.
+
+    >>> import cereal
+    >>> from cereal.testing import check_transform
+    >>> check_transform(cereal.NormalizeImageTransform())
+    """
+    if source is None:
+        images = np.arange(7 * 6 * 6, dtype=np.uint8).reshape(7, 6, 6)
+        data = {"image": images, "label": np.arange(7, dtype=np.int32)}
+        source = ArraySampleSource(data, ordering="shuffle")
+    by_call, in_list = DataLoader(transform(source)), DataLoader([source, transform])
+    assert_same(_some(by_call), _some(in_list), f"{transform.label}: called and in a list")
+    assert jax.tree.structure(by_call) == jax.tree.structure(in_list)
+    check_source(by_call.source)
+    check_resume(by_call)
+    batch = BatchTransform(3)
+    if not isinstance(transform, Stage) or transform.callback:
+        return
+    before, after = DataLoader([source, transform, batch]), DataLoader([source, batch, transform])
+    for loader in (before, after):
+        check_source(loader.source)
+        check_resume(loader)
+        check_loader(loader)
+
+
+def _some(loader: DataLoader[Any]) -> list[Any]:
+    return list(loader.iterate(loader.init_state(0), steps=3))
+
+
+def check_loader(loader: DataLoader[Any], key: Any = 0) -> None:
+    """All ways to run a loader give the same batches, masks and states.
+
+    `next_batch`, the same under `jit` with the loader as argument and captured, `iterate`,
+    `scan_epoch`, and for indexed pipelines `batch_at` and `vmap` over keys.
+
+    >>> import cereal
+    >>> from cereal.testing import check_loader
+    >>> check_loader(cereal.DataLoader([cereal.RangeSource(5), cereal.BatchTransform(2)]))
+    """
+    steps = loader.steps_per_epoch + 2
+    start = loader.init_state(key)
+    expected, states = _by_steps(loader.next_batch, start, steps)
+    spec = Spec(loader.element_spec())
+    for batch, _ in expected:
+        found = Spec(batch)
+        assert found == spec, f"a batch is {found}, element_spec says {format_spec(spec.tree)}"
+
+    passed = jax.jit(lambda loader, state: loader.next_batch(state))
+    assert_same(
+        _by_steps(lambda s: passed(loader, s), start, steps)[0], expected, "jit, loader passed"
+    )
+    captured = jax.jit(loader.next_batch)
+    assert_same(_by_steps(captured, start, steps)[0], expected, "jit, loader captured")
+
+    iterator = loader.iterate(start, steps=steps)
+    for step in range(steps):
+        assert_same(next(iterator), expected[step], f"iterate, step {step}")
+        assert_same(iterator.state, states[step], f"iterator.state after step {step}")
+    assert next(iterator, None) is None, f"iterate(steps={steps}) gave more"
+
+    def body(count: Any, batch: Any, mask: Any) -> tuple[Any, Any]:
+        return count + 1, (batch, mask)
+
+    state, count, outputs = loader.scan_epoch(start, 0, body, steps=steps)
+    assert int(count) == steps, f"scan_epoch ran {int(count)} steps of {steps}"
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *expected)
+    assert_same(outputs, stacked, "scan_epoch")
+    assert_same(state, states[-1], "the state after scan_epoch")
+    if isinstance(loader.source, Positional) and not loader.source.callbacks:
+        _check_any_step(loader, key, expected)
+
+
+def _check_any_step(loader: DataLoader[Any], key: Any, expected: list[Any]) -> None:
+    for step, pair in enumerate(expected):
+        assert_same(loader.batch_at(key, step), pair, f"batch_at({step})")
+    keys = jnp.stack([jax.random.key(seed) for seed in range(3)])
+    batches, _, masks = jax.vmap(loader.next_batch)(jax.vmap(loader.init_state)(keys))
+    for lane in range(3):
+        alone, _, mask = loader.next_batch(loader.init_state(keys[lane]))
+        one = jax.tree.map(lambda x, lane=lane: x[lane], (batches, masks))
+        assert_same(one, (alone, mask), f"vmap, key {lane}")
+
+
+def _by_steps(next_batch: Any, state: Any, steps: int) -> tuple[list[Any], list[Any]]:
+    batches, states = [], []
+    for _ in range(steps):
+        batch, state, mask = next_batch(state)
+        batches.append((batch, mask))
+        states.append(state)
+    return batches, states
+
+
+def check_resume(loader: DataLoader[Any], key: Any = 0, epochs: int = 2) -> None:
+    """A state restored at any step gives the same rest; twice; at the ends of epochs too.
+
+    The states go through host memory, as a checkpoint would take them. Epoch by epoch, `iterate`
+    must hand out as many batches as the state's arithmetic says, wherever it starts.
+
+    >>> import cereal
+    >>> from cereal.testing import check_resume
+    >>> check_resume(cereal.DataLoader([cereal.RangeSource(5), cereal.BatchTransform(2)]))
+    """
+    start = loader.init_state(key)
+    iterator = loader.iterate(start, epochs=epochs)
+    saved, batches = [_saved(start)], []
+    for pair in iterator:
+        batches.append(pair)
+        saved.append(_saved(iterator.state))
+    assert batches, "an epoch has no batches"
+    for step, words in enumerate(saved):
+        for attempt in ("first", "second"):
+            restored = loader.iterate(_restored(start, words), steps=len(batches) - step)
+            for later, pair in enumerate(restored, start=step):
+                what = f"restored at step {step} ({attempt} time), step {later}"
+                assert_same(pair, batches[later], what)
+    if isinstance(loader.source, Positional):
+        _check_ends(loader, start, saved, len(batches), epochs)
+
+
+def _check_ends(
+    loader: DataLoader[Any], start: PipelineState, saved: list[Any], steps: int, epochs: int
+) -> None:
+    """The rest of each epoch ends where the epoch of the whole run ended."""
+    epoch_of = [int(_restored(start, words).epoch) for words in saved]
+    assert epoch_of[-1] >= epochs, f"{steps} steps ended in epoch {epoch_of[-1]} of {epochs}"
+    for step, epoch in itertools.islice(enumerate(epoch_of), steps):
+        given = sum(1 for _ in loader.iterate(_restored(start, saved[step])))
+        left = next((k for k, e in enumerate(epoch_of[step:]) if e > epoch), None)
+        if left is not None:
+            what = f"iterate from step {step} gave {given} batches, its epoch has {left} more"
+            assert given == left, what
+
+
+def _saved(state: Any) -> list[np.ndarray]:
+    leaves = jax.tree.leaves(state)
+    return [
+        np.array(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+        for x in leaves
+    ]
+
+
+def _restored(like: Any, saved: list[np.ndarray]) -> Any:
+    leaves, structure = jax.tree.flatten(like)
+    return jax.tree.unflatten(
+        structure,
+        [
+            jax.random.wrap_key_data(jnp.array(s), impl=jax.random.key_impl(x))
+            if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+            else jnp.array(s)
+            for x, s in zip(leaves, saved, strict=True)
+        ],
+    )
