@@ -10,6 +10,7 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -46,21 +47,20 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
     def __iter__(self) -> BatchIterator[T]:
         return self
 
-    def __next__(self) -> tuple[T, Mask]:
-        if self._left == 0:
-            self._bar.close()
-            raise StopIteration
-        pair = self._make()
+    @abstractmethod
+    def __next__(self) -> tuple[T, Mask]: ...
+
+    def _count_one(self) -> None:
+        """Before a batch is handed out: ends the iteration, or counts it."""
         if self._left is not None:
+            if self._left <= 0:
+                self._bar.close()
+                raise StopIteration
             self._left -= 1
         self._bar.update()
-        return pair
 
     def __length_hint__(self) -> int:
         return 0 if self._left is None else self._left
-
-    @abstractmethod
-    def _make(self) -> tuple[T, Mask]: ...
 
     @property
     @abstractmethod
@@ -85,7 +85,7 @@ class PositionalIterator(BatchIterator[T]):
     ) -> None:
         self._source, self._steps, self._epochs = source, steps, epochs
         self._arithmetic = source.plan.arithmetic
-        self._full_mask = _put(np.ones(source.lanes, np.bool_), source)
+        self._full_mask = _full_mask(source.lanes, source.placement)
         self._many = batches_per_call(source)
         self._start(state)
         self._left = steps if steps is not None else self._to_the_end()
@@ -95,6 +95,7 @@ class PositionalIterator(BatchIterator[T]):
         check_state(state, self._source.fingerprint)
         key0, key1, epoch, offset = host_words(state)
         self._key, self._origin = (key0, key1), (epoch, offset)
+        self._words = state.words  # of the next batch to be asked for
         self._handed = self._issued = 0
         self._ready: deque[tuple[Any, Any]] = deque()
         self._count = 1  # batches per call, until they are known to be cheap
@@ -104,31 +105,40 @@ class PositionalIterator(BatchIterator[T]):
             return None
         return steps_left(self._origin[1], self._epochs, **self._arithmetic)
 
-    def _make(self) -> tuple[T, Mask]:
-        if not self._ready:
-            self._issue()
-        batch, mask = self._ready.popleft()
-        if mask is None:
-            mask = self._mask_of(self._handed)
+    def __next__(self) -> tuple[T, Mask]:
+        self._count_one()
+        ready = self._ready
+        if not ready:
+            self._issue(1)
+        pair = ready.popleft()
         self._handed += 1
-        if len(self._ready) <= self._count // 2:
-            self._issue()
-        return batch, mask
+        if len(ready) <= self._count >> 1:
+            self._issue(0)
+        return pair
 
-    def _issue(self) -> None:
-        """Starts making the next batches; JAX returns before they are made."""
-        left = None if self._left is None else self._left - (self._issued - self._handed)
-        if left is not None and left <= 0:
-            return
-        # Batches past the end are made in vain: better than many single calls, up to a half.
-        count = self._count if left is None or left * 2 > self._count else 1
-        words = make_words(self._key, *self._position(self._issued))
+    def _issue(self, owed: int) -> None:
+        """Starts making the next batches; JAX returns before they are made.
+
+        `owed` batches are about to be handed out, besides those that `_left` counts.
+        """
+        if self._left is None:
+            count = self._count
+        else:
+            left = self._left + owed - len(self._ready)
+            if left <= 0:
+                return
+            # Batches past the end are made in vain: better than many single calls, up to a half.
+            count = self._count if left * 2 > self._count else 1
         begin = time.perf_counter()
-        self._ready.extend(read_many(self._source, words, count))
+        pairs, self._words = read_many(self._source, self._words, count)
         if self._issued == 1 and self._many > 1:  # the first call may have compiled
-            jax.block_until_ready(self._ready[-1])
+            jax.block_until_ready(pairs)
             cheap = time.perf_counter() - begin < _WORTH_READING_AHEAD
             self._count = self._many if cheap else 1
+        if not self._source.masks:
+            masks = [self._mask_of(step) for step in range(self._issued, self._issued + count)]
+            pairs = [(pair[0], mask) for pair, mask in zip(pairs, masks, strict=True)]
+        self._ready.extend(pairs)
         self._issued += count
 
     def _position(self, step: int) -> tuple[int, int]:
@@ -142,7 +152,7 @@ class PositionalIterator(BatchIterator[T]):
         if real >= self._source.plan.batch:
             return self._full_mask
         lanes = np.arange(self._source.plan.batch) < real
-        return _put(lanes.reshape(self._source.lanes), self._source)
+        return _put(lanes.reshape(self._source.lanes), self._source.placement)
 
     @property
     def state(self) -> PipelineState:
@@ -176,7 +186,8 @@ class StreamIterator(BatchIterator[T]):
                 self._left = steps_left(offset, epochs, **source.plan.arithmetic)
         self._bar = progress_bar(progress, self._left)
 
-    def _make(self) -> tuple[T, Mask]:
+    def __next__(self) -> tuple[T, Mask]:
+        self._count_one()
         batch, mask, self._state = run_next(self._source, self._state)
         return batch, mask
 
@@ -191,6 +202,12 @@ class StreamIterator(BatchIterator[T]):
         self._state = state
 
 
-def _put(mask: np.ndarray, source: Source[Any]) -> Mask:
+@lru_cache(maxsize=64)
+def _full_mask(lanes: tuple[int, ...], placement: Any) -> Mask:
+    """One array of True for all batches that are full."""
+    return _put(np.ones(lanes, np.bool_), placement)
+
+
+def _put(mask: np.ndarray, placement: Any) -> Mask:
     array = jnp.array(mask)
-    return array if source.placement is None else place(array, source.placement)
+    return array if placement is None else place(array, placement)

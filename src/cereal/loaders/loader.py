@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -137,13 +137,13 @@ class DataLoader(Generic[T]):
         >>> int(total), firsts.tolist()
         (28, [0, 4])
         """
-        check_body(body_fn)
         _check_count("steps", steps, 0)
         if isinstance(self.source, Positional):
             check_state(state, self.source.fingerprint)
         steps = self.steps_per_epoch if steps is None else steps
         source = resolve(self.source, state)
         if staging():
+            check_body(body_fn)
             return scan_steps(source, state, carry, body_fn, steps, unroll)
         program = self._programs.get(body_fn, steps, unroll)
         with reraise_user_error():
@@ -244,18 +244,22 @@ class _Programs:
 
     def get(self, body_fn: Any, steps: int, unroll: int | bool) -> Any:
         key = (body_fn, steps, unroll)
-        make = partial(scan_steps, body_fn=body_fn, steps=steps, unroll=unroll)
         try:
-            hash(key)
-        except TypeError:
-            return jax.jit(make)
-        with self._lock:
-            if key not in self._made:
-                self._made[key] = jax.jit(make)
+            with self._lock:
+                program = self._made.pop(key, None) or self._make(*key)
+                self._made[key] = program
                 if len(self._made) > _MOST_PROGRAMS:
                     self._made.popitem(last=False)
-            self._made.move_to_end(key)
-            return self._made[key]
+                return program
+        except TypeError:
+            if isinstance(body_fn, Hashable):
+                raise
+            return self._make(*key)
+
+    @staticmethod
+    def _make(body_fn: Any, steps: int, unroll: int | bool) -> Any:
+        check_body(body_fn)
+        return jax.jit(partial(scan_steps, body_fn=body_fn, steps=steps, unroll=unroll))
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

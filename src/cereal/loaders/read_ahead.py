@@ -23,26 +23,30 @@ MOST_BYTES = 64 * 2**20
 
 
 @partial(jax.jit, static_argnames="count")
-def _read_many(source: Positional[Any], words: Any, count: int) -> list[tuple[Any, Any]]:
-    rows, _ = source.plan.rows_for(jax.numpy.asarray(words), count)
+def _read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[Any], Any]:
+    rows, words = source.plan.rows_for(words, count)
     if source.light:
-        return [source.read(rows[k]) for k in range(count)]
+        return [source.read(rows[k]) for k in range(count)], words
 
     # User functions are compiled once, in a loop, not `count` times.
     def one(_: None, xs: tuple[Any, Any, Any]) -> tuple[None, Any]:
         return None, source.read(Rows(rows.key, *xs))
 
     _, stacked = lax.scan(one, None, (rows.epoch, rows.index, rows.valid))
-    return [jax.tree.map(lambda x, k=k: x[k], stacked) for k in range(count)]
+    return [jax.tree.map(lambda x, k=k: x[k], stacked) for k in range(count)], words
 
 
-def read_many(source: Positional[Any], words: Any, count: int) -> list[tuple[Any, Any]]:
-    """The next `count` (batch, mask) pairs from a position; a mask of None is all True."""
+def read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[Any], Any]:
+    """The next `count` (batch, mask) pairs, and the state's words after them.
+
+    A mask of None is all True. The words stay on the device: sending them there with every call
+    would cost more than the call.
+    """
     source = resolve(source)
-    made = _read_many(source, words, count)
-    if source.placement is None:
-        return made
-    return [place(pair, source.placement) for pair in made]
+    made, words = _read_many(source, words, count)
+    if source.placement is not None:
+        made = [place(pair, source.placement) for pair in made]
+    return made, words
 
 
 def batches_per_call(source: Positional[Any]) -> int:
