@@ -146,6 +146,26 @@ def test_jax_and_numpy_agree_for_any_length(n: int, key: Key, epoch: int) -> Non
     np.testing.assert_array_equal(order_of(key, epoch, n, position), np.asarray(index))
 
 
+@pytest.mark.parametrize("epochs", [[0], [5, 6], [0, 1, 7, 2**32 - 1]])
+@pytest.mark.parametrize("n", [1000, 2**31 - 1])
+def test_the_form_for_accelerators_agrees_with_numpy(
+    n: int, epochs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = []
+
+    def platform_dependent(*args: Any, default: Any, **others: Any) -> Any:
+        chosen.append(default)
+        return default(*args)
+
+    monkeypatch.setattr(lax, "platform_dependent", platform_dependent)
+    position = some_positions(n, 2000)
+    column = np.arange(position.size) % len(epochs)
+    index = on_device((1, 2), epochs, column, position, n)
+    on_host = permute(position, column, constants_of((1, 2), epochs, n), n)
+    np.testing.assert_array_equal(on_host, np.asarray(index))
+    assert len(chosen) == 1
+
+
 def test_jax_agrees_with_numpy_outside_jit() -> None:
     index = traced(1000)(
         jnp.asarray([1, 2], jnp.uint32),

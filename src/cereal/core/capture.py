@@ -70,6 +70,8 @@ def resolve(node: N, state: Any = None) -> N:
     """
     if _stack.frames:
         return _substitute(node, _stack.frames[-1])
+    if state is None:
+        return node
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
         nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(node) if is_concrete(leaf))
         if nbytes >= WARN_BYTES and staging():

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -32,6 +31,7 @@ from .threefry import ORDER, threefry
 ROUNDS = 40
 ROUNDS_64 = 80
 MAX_TRACED = 2**31 - 1
+_GROUP = 10
 
 _C1, _C2 = 0x7FEB352D, 0x846CA68B
 _C1_64, _C2_64 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -43,9 +43,14 @@ def round_constants(
     key: tuple[Words, Words], epochs: Words, n: int, rounds: int = ROUNDS
 ) -> tuple[Words, Words]:
     """The constants K and the hash salts of each round, one column per epoch: [rounds, E]."""
-    if n > MAX_TRACED:
-        return _round_constants_64(key, epochs, n, max(rounds, ROUNDS_64))
     xp = np if isinstance(epochs, np.ndarray) else jnp
+    if n > MAX_TRACED:
+        if xp is jnp:
+            raise PipelineError(
+                f"a shuffled order of {n} elements needs 64-bit positions, which compiled code "
+                f"does not have; at most {MAX_TRACED} elements can be shuffled there."
+            )
+        return _round_constants_64(key, epochs, n, max(rounds, ROUNDS_64))
     number = ORDER | xp.arange(rounds, dtype=xp.uint32)
     epoch, number = xp.broadcast_arrays(epochs[None, :], number[:, None])
     first, salt = threefry(key, (epoch, number))
@@ -65,18 +70,13 @@ def permute(
     `position` and `column` are arrays of one shape; a position must be less than `n`.
     """
     if n == 1:
-        return position
+        return position.astype(np.int64 if isinstance(position, np.ndarray) else np.int32)
     if isinstance(position, np.ndarray):
         one_round = _round_64 if n > MAX_TRACED else _round
         index = position.astype(np.uint64 if n > MAX_TRACED else np.uint32)
         for constant, salt in zip(*constants, strict=True):
             index = one_round(index, constant[column], salt[column], n)
         return index.astype(np.int64)
-    if n > MAX_TRACED:
-        raise PipelineError(
-            f"a shuffled order of {n} elements needs 64-bit positions, which compiled code does "
-            f"not have; at most {MAX_TRACED} elements can be shuffled there."
-        )
     return _permute_traced(position.astype(jnp.uint32), column, constants, n).astype(jnp.int32)
 
 
@@ -91,10 +91,14 @@ def _permute_traced(
         return lax.scan(one_round, position, constants, unroll=2)[0]
 
     def unrolled(position: Words, column: Words, constants: Any) -> Words:
-        lanes = [jax.vmap(_of_lane, in_axes=(0, None))(words, column) for words in constants]
-        for number in range(constants[0].shape[0]):
-            constant, salt = (lax.index_in_dim(words, number, keepdims=False) for words in lanes)
-            position = _round_traced(position, constant, salt, n)
+        # In groups that are one computation with other constants: XLA compiles one kernel for
+        # all of them. The barriers keep it from fusing a group with its neighbours.
+        for first in range(0, constants[0].shape[0], _GROUP):
+            group = tuple(words[first : first + _GROUP] for words in constants)
+            position, group = lax.optimization_barrier((position, group))
+            for row in zip(*group, strict=True):
+                constant, salt = (_of_lane(word, column) for word in row)
+                position = _round_traced(position, constant, salt, n)
         return position
 
     # XLA's CPU compiler fuses unrolled rounds into whatever reads the batch and evaluates them

@@ -47,11 +47,10 @@ def pytree_dataclass(cls: type[C]) -> type[C]:
     3.0
     """
     made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
-    fields = dataclasses.fields(made)  # type: ignore[arg-type]
-    data = tuple(f.name for f in fields if not f.metadata.get("static"))
-    static = tuple(f.name for f in fields if f.metadata.get("static"))
+    data, static = _fields(made)
     get_data, get_static = _getter(data), _getter(static)
     keys = tuple(jax.tree_util.GetAttrKey(name) for name in data)
+    names, new = data + static, object.__new__
 
     def flatten(node: Any) -> tuple[Any, Any]:
         return get_data(node), get_static(node)
@@ -60,13 +59,49 @@ def pytree_dataclass(cls: type[C]) -> type[C]:
         return tuple(zip(keys, get_data(node), strict=True)), get_static(node)
 
     def unflatten(structure: Any, children: Any) -> Any:
-        node = object.__new__(made)
-        node.__dict__.update(zip(data, children, strict=True))
-        node.__dict__.update(zip(static, structure, strict=True))
+        node = new(made)
+        node.__dict__.update(zip(names, (*children, *structure)))  # noqa: B905 (hot)
         return node
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
     return made
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static_field, dataclasses.field))
+def sealed_pytree_dataclass(cls: type[C]) -> type[C]:
+    """A `pytree_dataclass` of one field that flattens to its leaves at once, and only once.
+
+    A pipeline is a dozen nodes, and JAX asks each of them for its children at every dispatch;
+    a loader answers with a tuple that it keeps.
+    """
+    made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    ((name,), ()) = _fields(made)
+
+    def flatten(node: Any) -> tuple[Any, Any]:
+        flat = node.__dict__.get("_flat")
+        if flat is None:
+            leaves, structure = jax.tree.flatten(node.__dict__[name])
+            flat = node.__dict__["_flat"] = (tuple(leaves), structure)
+        return flat
+
+    def flatten_with_keys(node: Any) -> tuple[Any, Any]:
+        paths, structure = jax.tree_util.tree_flatten_with_path(node.__dict__[name])
+        keys = (jax.tree_util.GetAttrKey(name + jax.tree_util.keystr(path)) for path, _ in paths)
+        return tuple(zip(keys, (leaf for _, leaf in paths), strict=True)), structure
+
+    def unflatten(structure: Any, leaves: Any) -> Any:
+        node = object.__new__(made)
+        node.__dict__[name] = jax.tree.unflatten(structure, leaves)
+        return node
+
+    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
+    return made
+
+
+def _fields(made: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    fields = dataclasses.fields(made)
+    data = tuple(f.name for f in fields if not f.metadata.get("static"))
+    return data, tuple(f.name for f in fields if f.metadata.get("static"))
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:

@@ -46,12 +46,10 @@ class Spec:
         return format_spec(self.tree)
 
 
-def spec_of(values: Any, drop_axes: int = 0) -> Any:
-    """The spec of arrays, without their first `drop_axes` axes."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape[drop_axes:], jax.dtypes.canonicalize_dtype(x.dtype)),
-        values,
-    )
+def spec_of(array: Any, drop_axes: int = 0) -> jax.ShapeDtypeStruct:
+    """The spec of an array, without its first `drop_axes` axes."""
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    return jax.ShapeDtypeStruct(array.shape[drop_axes:], dtype)
 
 
 def format_spec(tree: Any) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -15,9 +14,11 @@ from .pytree import pytree_dataclass, static_field
 from .threefry import threefry
 
 
-@dataclasses.dataclass(frozen=True)
-class Fingerprint:
-    """What must not change between making a state and using it. The batch size may."""
+class Fingerprint(NamedTuple):
+    """What must not change between making a state and using it. The batch size may.
+
+    A tuple, since it is hashed at every dispatch and a tuple does that in C.
+    """
 
     length: int
     ordering: str
@@ -128,8 +129,7 @@ def check_state(state: Any, fingerprint: Fingerprint) -> None:
     theirs = state.fingerprint
     if theirs is fingerprint or theirs == fingerprint:
         return
-    names = [f.name for f in dataclasses.fields(Fingerprint)]
-    changed = [n for n in names if getattr(theirs, n) != getattr(fingerprint, n)]
+    changed = [n for n in Fingerprint._fields if getattr(theirs, n) != getattr(fingerprint, n)]
     has = ", ".join(f"{n}={getattr(theirs, n)}" for n in changed)
     wants = ", ".join(f"{n}={getattr(fingerprint, n)}" for n in changed)
     raise StateError(

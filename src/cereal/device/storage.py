@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ..core.errors import PipelineError
+from .words import pack, worth_packing
 
 
 def as_device(device: Any, owner: str) -> Any:
@@ -34,17 +35,21 @@ def as_device(device: Any, owner: str) -> Any:
         ) from error
 
 
-def settle(array: Any) -> jax.Array:
-    """An array as a source keeps it.
+def settle(array: Any) -> Any:
+    """An array as a source keeps it; on the CPU, narrow integers as 32-bit words.
 
     NumPy data has said nothing about its place: it is copied once to the default device, so
     that writing into it afterwards changes nothing. A `jax.Array` stays where it is; one in CPU
     memory while the default device is another goes to that device's pinned host memory, so that
     compiled code can read it and only batches travel.
     """
+    if isinstance(array, jax.core.Tracer):
+        return array
+    if jax.default_backend() == "cpu" and worth_packing(array):
+        return pack(array)
     if not isinstance(array, jax.Array):
         return jnp.array(array, copy=True)
-    if isinstance(array, jax.core.Tracer) or jax.default_backend() == "cpu":
+    if jax.default_backend() == "cpu":
         return array
     if any(device.platform != "cpu" for device in array.devices()):
         return array

@@ -98,7 +98,8 @@ class PositionalIterator(BatchIterator[T]):
         self._words = state.words  # of the next batch to be asked for
         self._handed = self._issued = 0
         self._ready: deque[tuple[Any, Any]] = deque()
-        self._count = 1  # batches per call, until they are known to be cheap
+        # Batches per call; with the user's functions one, until they are known to be cheap.
+        self._count = self._many if self._source.light else 1
 
     def _to_the_end(self) -> int | None:
         if self._epochs is None:
@@ -131,7 +132,7 @@ class PositionalIterator(BatchIterator[T]):
             count = self._count if left * 2 > self._count else 1
         begin = time.perf_counter()
         pairs, self._words = read_many(self._source, self._words, count)
-        if self._issued == 1 and self._many > 1:  # the first call may have compiled
+        if self._issued == 1 and self._count < self._many:  # the first call may have compiled
             jax.block_until_ready(pairs)
             cheap = time.perf_counter() - begin < _WORTH_READING_AHEAD
             self._count = self._many if cheap else 1

@@ -42,9 +42,17 @@ class _Jitted:
         self._compiled = jax.jit(traced, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._with_arrays(self._compiled, args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.jit(fn).lower`; the captured arrays are among its arguments."""
+        return self._with_arrays(self._compiled.lower, args, kwargs)
+
+    def _with_arrays(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         while True:
             try:
-                return self._compiled(*args, **{_CAPTURED: resolve(self._arrays)}, **kwargs)
+                kwargs[_CAPTURED] = resolve(self._arrays)
+                return call(*args, **kwargs)
             except Discovered as found:
                 if not self._learn(found.arrays):
                     raise
@@ -57,15 +65,6 @@ class _Jitted:
             # Arrays are only ever appended: a trace in another thread keeps its prefix.
             self._arrays += new
         return bool(new)
-
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """As `jax.jit(fn).lower`; the captured arrays are among its arguments."""
-        while True:
-            try:
-                return self._compiled.lower(*args, **{_CAPTURED: resolve(self._arrays)}, **kwargs)
-            except Discovered as found:
-                if not self._learn(found.arrays):
-                    raise
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)

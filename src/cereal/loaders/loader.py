@@ -18,7 +18,7 @@ from ..core.callback import reraise_user_error
 from ..core.capture import is_concrete, resolve, staging
 from ..core.errors import PipelineError, UsageError
 from ..core.position import starts
-from ..core.pytree import pytree_dataclass, set_fields
+from ..core.pytree import sealed_pytree_dataclass, set_fields
 from ..core.source import Mask, Positional, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
 from ..monitor.drawing import draw, summary
@@ -32,7 +32,7 @@ Carry = TypeVar("Carry")
 _MOST_PROGRAMS = 16
 
 
-@pytree_dataclass
+@sealed_pytree_dataclass
 class DataLoader(Generic[T]):
     """Runs a pipeline: a source, and stages around it.
 

@@ -50,6 +50,8 @@ def read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[Any
 
 
 def batches_per_call(source: Positional[Any]) -> int:
-    """How many batches one call may make: bounded in memory, and not more than an epoch."""
+    """How many batches one call may make: bounded in memory, and few past the end of an epoch."""
     size = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(source.element_spec()))
-    return max(1, min(MOST_BATCHES, source.steps_per_epoch, MOST_BYTES // max(size, 1)))
+    steps = source.steps_per_epoch
+    most = max(1, min(MOST_BATCHES, steps, MOST_BYTES // max(size, 1)))
+    return min(range(most, most // 2, -1), key=lambda count: -steps % count)

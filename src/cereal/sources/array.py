@@ -14,6 +14,7 @@ from ..core.source import IndexedSource
 from ..core.spec import is_array_like, spec_of
 from ..device.gather import take_rows
 from ..device.storage import settle
+from ..device.words import WordRows
 from .index_key import check_index_key, with_index
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
         )
 
     def __len__(self) -> int:
-        return jax.tree.leaves(self.data)[0].shape[0]
+        return jax.tree.leaves(self.data)[0].shape[0]  # words have as many rows
 
     @property
     def label(self) -> str:
@@ -62,11 +63,16 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
 
     def element_spec(self) -> Any:
         index = jax.ShapeDtypeStruct((), np.int32)
-        return with_index(spec_of(self.data, drop_axes=1), index, self.index_key)
+        specs = jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), self.data, is_leaf=_is_rows)
+        return with_index(specs, index, self.index_key)
 
     def take(self, indices: jax.Array) -> T:
-        values = jax.tree.map(lambda leaf: take_rows(leaf, indices), self.data)
+        values = jax.tree.map(lambda leaf: take_rows(leaf, indices), self.data, is_leaf=_is_rows)
         return with_index(values, indices, self.index_key)
+
+
+def _is_rows(leaf: Any) -> bool:
+    return isinstance(leaf, WordRows)
 
 
 def _one_length(data: Any, owner: str) -> int:
