@@ -12,7 +12,7 @@ tracers. Here validation runs once, when the user builds the object.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
 from operator import attrgetter
 from typing import Any, TypeVar, dataclass_transform
 
@@ -48,23 +48,25 @@ def pytree_dataclass(cls: type[C]) -> type[C]:
     """
     made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     data, static = _fields(made)
-    get_data, get_static = _getter(data), _getter(static)
     keys = tuple(jax.tree_util.GetAttrKey(name) for name in data)
     names, new = data + static, object.__new__
 
     def flatten(node: Any) -> tuple[Any, Any]:
-        return get_data(node), get_static(node)
+        get = node.__dict__.__getitem__
+        return tuple(map(get, data)), tuple(map(get, static))
 
     def flatten_with_keys(node: Any) -> tuple[Any, Any]:
-        return tuple(zip(keys, get_data(node), strict=True)), get_static(node)
+        children, structure = node._flat
+        return tuple(zip(keys, children, strict=True)), structure
 
     def unflatten(structure: Any, children: Any) -> Any:
         node = new(made)
-        node.__dict__.update(zip(names, (*children, *structure)))  # noqa: B905 (hot)
+        fields = node.__dict__
+        fields.update(zip(names, (*children, *structure)))  # noqa: B905 (hot)
+        fields["_flat"] = (children, structure)
         return node
 
-    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
-    return made
+    return _register(made, flatten, flatten_with_keys, unflatten)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static_field, dataclasses.field))
@@ -78,11 +80,8 @@ def sealed_pytree_dataclass(cls: type[C]) -> type[C]:
     ((name,), ()) = _fields(made)
 
     def flatten(node: Any) -> tuple[Any, Any]:
-        flat = node.__dict__.get("_flat")
-        if flat is None:
-            leaves, structure = jax.tree.flatten(node.__dict__[name])
-            flat = node.__dict__["_flat"] = (tuple(leaves), structure)
-        return flat
+        leaves, structure = jax.tree.flatten(node.__dict__[name])
+        return tuple(leaves), structure
 
     def flatten_with_keys(node: Any) -> tuple[Any, Any]:
         paths, structure = jax.tree_util.tree_flatten_with_path(node.__dict__[name])
@@ -94,7 +93,18 @@ def sealed_pytree_dataclass(cls: type[C]) -> type[C]:
         node.__dict__[name] = jax.tree.unflatten(structure, leaves)
         return node
 
-    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
+    return _register(made, flatten, flatten_with_keys, unflatten)
+
+
+def _register(made: Any, flatten: Any, flatten_with_keys: Any, unflatten: Any) -> Any:
+    """Registers with a flattening that is kept, since JAX asks for it at every dispatch.
+
+    The kept pair is read by `attrgetter`, which is C code and calls no Python.
+    """
+    made._flat = functools.cached_property(flatten)
+    made._flat.__set_name__(made, "_flat")
+    get = attrgetter("_flat")
+    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, get)
     return made
 
 
@@ -102,16 +112,6 @@ def _fields(made: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     fields = dataclasses.fields(made)
     data = tuple(f.name for f in fields if not f.metadata.get("static"))
     return data, tuple(f.name for f in fields if f.metadata.get("static"))
-
-
-def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """Flattening happens at every dispatch, so it is done by C code where it can be."""
-    if not names:
-        return lambda node: ()
-    if len(names) == 1:
-        get = attrgetter(names[0])
-        return lambda node: (get(node),)
-    return attrgetter(*names)
 
 
 def set_fields(node: Any, **fields: Any) -> None:
