@@ -115,9 +115,10 @@ def numpy_loop(pairs: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=21)
-    parser.add_argument("--cyreal-pairs", type=int, default=15)
+    parser.add_argument("--cyreal-pairs", type=int, default=15, help="0 leaves it out")
     options = parser.parse_args()
     print(machine())
     hand_written(options.pairs)
     numpy_loop(options.pairs)
-    against_cyreal(options.cyreal_pairs)
+    if options.cyreal_pairs:
+        against_cyreal(options.cyreal_pairs)

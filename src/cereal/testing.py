@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .core.ordering import Listed
 from .core.source import IndexedSource, Positional, Source
 from .core.spec import Spec, format_spec
 from .core.stage import Stage, Transform
@@ -32,6 +33,7 @@ from .core.state import PipelineState
 from .loaders.loader import DataLoader
 from .sources.array import ArraySampleSource
 from .transforms.batch import BatchTransform
+from .transforms.map import MapTransform
 
 _TOLERANCE = 1e-6
 
@@ -117,11 +119,10 @@ def _check_epochs(source: Positional[Any], key: Any) -> None:
 
 
 def _order_of(source: Positional[Any]) -> np.ndarray:
-    """The indices that an epoch visits, in some order."""
-    position = np.arange(source.length)
-    epochs, column = np.zeros(1, np.uint32), np.zeros(source.length, np.int64)
-    zero = np.uint32(0)
-    return np.asarray(source.order.index((zero, zero), epochs, column, position, source.length))
+    """The indices that an epoch must visit, in some order."""
+    if isinstance(source.order, Listed):
+        return np.asarray(source.order.indices)
+    return np.arange(source.length)
 
 
 def _check_take(source: IndexedSource[Any]) -> None:
@@ -161,6 +162,8 @@ def check_transform(transform: Transform[Any, Any], source: Source[Any] | None =
         check_source(loader.source)
         check_resume(loader)
         check_loader(loader)
+    if not isinstance(transform, MapTransform):  # whose function may look at the whole batch
+        assert_same(_some(before), _some(after), f"{transform.label}: before and after batching")
 
 
 def _some(loader: DataLoader[Any]) -> list[Any]:

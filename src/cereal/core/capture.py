@@ -10,6 +10,7 @@ constants. Every public entry of sources and loaders therefore passes through `r
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 import weakref
@@ -110,5 +111,13 @@ def _warn(node: Any, nbytes: int) -> None:
         f"Pass it as an argument, `jax.jit(lambda loader, state: loader.next_batch(state))"
         f"(loader, state)`, or write `@cereal.jit` in place of `@jax.jit`.",
         CaptureWarning,
-        stacklevel=4,
+        stacklevel=_callers_level(),
     )
+
+
+def _callers_level() -> int:
+    """How far up the stack, from `_warn`, the first line is that is not cereal's."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("cereal."):
+        frame, level = frame.f_back, level + 1
+    return level

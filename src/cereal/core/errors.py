@@ -60,6 +60,10 @@ class StateError(CerealError, ValueError):
 class CaptureWarning(UserWarning):
     """A large dataset was captured by a plain `jax.jit` and is written into the program.
 
+        jax.jit(lambda state: loader.next_batch(state))(state)                  warns
+        jax.jit(lambda loader, state: loader.next_batch(state))(loader, state)  does not
+        cereal.jit(lambda state: loader.next_batch(state))(state)               does not
+
     JAX turns arrays that a function merely closes over into constants: 1 GB of them takes a
     minute to compile and three times the memory. Pass the loader as an argument, or use
     `cereal.jit`, and it takes a tenth of a second and no copy.

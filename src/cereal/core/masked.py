@@ -30,5 +30,8 @@ def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
         values = values.astype(jnp.float32)
     wide = mask.astype(jnp.bool_).reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
     wide = jnp.broadcast_to(wide, values.shape)
-    count = jnp.maximum(jnp.sum(wide, dtype=jnp.int32), 1).astype(values.dtype)
-    return jnp.sum(jnp.where(wide, values, jnp.zeros_like(values))) / count
+    # In float32 at least: float16 cannot count beyond 65,504, nor bfloat16 beyond 256.
+    exact = jnp.promote_types(values.dtype, jnp.float32)
+    count = jnp.maximum(jnp.sum(wide, dtype=jnp.int32), 1).astype(exact)
+    total = jnp.sum(jnp.where(wide, values, jnp.zeros_like(values)), dtype=exact)
+    return (total / count).astype(values.dtype)

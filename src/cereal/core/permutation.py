@@ -96,8 +96,9 @@ def _permute_traced(
         for first in range(0, constants[0].shape[0], _GROUP):
             group = tuple(words[first : first + _GROUP] for words in constants)
             position, group = lax.optimization_barrier((position, group))
-            for row in zip(*group, strict=True):
-                constant, salt = (_of_lane(word, column) for word in row)
+            lanes = [_of_lane(words.T, column) for words in group]  # [lanes, rounds]
+            for number in range(group[0].shape[0]):
+                constant, salt = (lax.index_in_dim(w, number, -1, keepdims=False) for w in lanes)
                 position = _round_traced(position, constant, salt, n)
         return position
 
@@ -106,14 +107,16 @@ def _permute_traced(
     return lax.platform_dependent(position, column, constants, cpu=rolled, default=unrolled)
 
 
-def _of_lane(row: Words, column: Words) -> Words:
-    """row[column], as a select where there are few columns."""
-    if row.shape[0] == 1:
-        return jnp.broadcast_to(row[0], column.shape)
-    if row.shape[0] == 2:
-        first, second = (jnp.broadcast_to(row[k], column.shape) for k in (0, 1))
-        return lax.select(column == 0, first, second)
-    return row.at[column].get(mode="promise_in_bounds")
+def _of_lane(table: Words, column: Words) -> Words:
+    """table[column], as a select where there are few columns."""
+    shape = (*column.shape, *table.shape[1:])
+    if table.shape[0] > 2:
+        return table.at[column].get(mode="promise_in_bounds")
+    first = jnp.broadcast_to(table[0], shape)
+    if table.shape[0] == 1:
+        return first
+    is_first = lax.broadcast_in_dim(column == 0, shape, range(column.ndim))
+    return lax.select(is_first, first, jnp.broadcast_to(table[1], shape))
 
 
 def _round(x: Words, constant: Words, salt: Words, n: int) -> Words:
@@ -127,15 +130,12 @@ def _round(x: Words, constant: Words, salt: Words, n: int) -> Words:
 def _round_traced(x: Words, constant: Words, salt: Words, n: int) -> Words:
     # `_round` in bare lax operations: a third of the operations that jnp's would be, and so a
     # third of the time to compile, which 40 rounds make felt.
-    def full(value: int) -> Words:
-        return lax.full_like(x, value)
-
     below = lax.sub(constant, x)
-    partner = lax.select(lax.lt(constant, x), lax.add(below, full(n)), below)
-    hashed = lax.mul(lax.bitwise_xor(lax.max(x, partner), salt), full(_C1))
-    shifted = lax.shift_right_logical(hashed, full(16))
-    hashed = lax.mul(lax.bitwise_xor(hashed, shifted), full(_C2))
-    return lax.select(lax.ge(hashed, full(2**31)), partner, x)
+    partner = lax.select(lax.lt(constant, x), lax.add(below, np.uint32(n)), below)
+    hashed = lax.mul(lax.bitwise_xor(lax.max(x, partner), salt), np.uint32(_C1))
+    shifted = lax.shift_right_logical(hashed, np.uint32(16))
+    hashed = lax.mul(lax.bitwise_xor(hashed, shifted), np.uint32(_C2))
+    return lax.select(lax.ge(hashed, np.uint32(2**31)), partner, x)
 
 
 def _round_constants_64(

@@ -54,6 +54,7 @@ def steps_left(offset: int, epochs: int, *, n: int, batch: int, remainder: Remai
 
 def epochs_touched(steps: int, *, n: int, batch: int, remainder: Remainder) -> int:
     """The most epochs that a run of steps can have elements of, wherever it starts."""
+    steps = max(steps, 1)
     if remainder == "wrap":
         return (n - 1 + steps * batch - 1) // n + 1
     return 1 + -(-(steps - 1) // steps_in(n, batch, remainder))

@@ -75,7 +75,7 @@ class Plan:
         epoch, offset, wide = _read_words(xp, words)
         step = xp.arange(steps + 1, dtype=wide)
         epochs, offsets = starts(xp, epoch, offset, step, **self.arithmetic)
-        position = offsets[:-1, None] + xp.arange(self.batch, dtype=wide)
+        position = offsets[:-1, None] + xp.arange(self.batch, dtype=wide)[None, :]
         lane_epoch = xp.broadcast_to(epochs[:-1, None], position.shape)
         valid = position < self.length if self.remainder == "pad" else None
         if self.remainder == "wrap" and self.batch > 1:

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .errors import PipelineError
+
 
 class Spec:
     """A tree of `ShapeDtypeStruct` that is hashable, so that it can be static in a pytree."""
@@ -42,14 +44,29 @@ class Spec:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Spec, (self.tree,)  # hashes of strings differ between processes
+
     def __repr__(self) -> str:
         return format_spec(self.tree)
 
 
 def spec_of(array: Any, drop_axes: int = 0) -> jax.ShapeDtypeStruct:
     """The spec of an array, without its first `drop_axes` axes."""
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)
     return jax.ShapeDtypeStruct(array.shape[drop_axes:], dtype)
+
+
+def as_override(tree: Any, owner: str) -> Spec | None:
+    """Reads `element_spec_override=`: a tree of `ShapeDtypeStruct` or of arrays, or None."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if not isinstance(leaf, jax.ShapeDtypeStruct | jax.Array | np.ndarray | np.generic):
+            place = "element_spec_override" + jax.tree_util.keystr(path)
+            raise PipelineError(
+                f"{owner}: `{place}` must be a shape and a dtype, got {leaf!r:.60}; write "
+                f"`jax.ShapeDtypeStruct(shape, dtype)`."
+            )
+    return None if tree is None else Spec(jax.tree.map(spec_of, tree))
 
 
 def format_spec(tree: Any) -> str:
@@ -82,5 +99,5 @@ def is_array_like(leaf: Any) -> bool:
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return True
     if isinstance(leaf, np.ndarray | np.generic):
-        return leaf.dtype != object and jnp.issubdtype(leaf.dtype, jnp.generic)
+        return leaf.dtype == np.bool_ or jnp.issubdtype(leaf.dtype, jnp.number)
     return isinstance(leaf, bool | int | float | complex)

@@ -130,6 +130,8 @@ def check_state(state: Any, fingerprint: Fingerprint) -> None:
     if theirs is fingerprint or theirs == fingerprint:
         return
     changed = [n for n in Fingerprint._fields if getattr(theirs, n) != getattr(fingerprint, n)]
+    if changed == ["ordering"] and _cannot_tell(theirs.ordering, fingerprint.ordering):
+        return
     has = ", ".join(f"{n}={getattr(theirs, n)}" for n in changed)
     wants = ", ".join(f"{n}={getattr(fingerprint, n)}" for n in changed)
     raise StateError(
@@ -137,3 +139,8 @@ def check_state(state: Any, fingerprint: Fingerprint) -> None:
         f"position would mean other elements; make a state with this loader's `init_state(key)`. "
         f"(Only the batch size may change under a state.)"
     )
+
+
+def _cannot_tell(a: str, b: str) -> bool:
+    """Whether both orders are indices, and those of one are being traced and have no values."""
+    return a.startswith("indices(") and b.startswith("indices(") and "traced" in a + b

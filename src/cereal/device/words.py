@@ -48,6 +48,8 @@ class WordRows:
 
 def worth_packing(array: Any) -> bool:
     """Whether this array can be, and is better, stored as words."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):  # random keys
+        return False
     dtype = np.dtype(array.dtype)
     row_bytes = math.prod(array.shape[1:]) * dtype.itemsize
     fits = dtype in (np.uint8, np.int8, np.uint16, np.int16) and row_bytes % 4 == 0

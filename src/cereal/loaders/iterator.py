@@ -22,7 +22,7 @@ from ..core.position import starts, steps_left
 from ..core.source import Mask, Positional, Source
 from ..core.state import PipelineState, check_state, host_words, make_words
 from ..monitor.progress import progress_bar
-from .read_ahead import batches_per_call, read_many
+from .read_ahead import LEAST_CALLS, batches_per_call, read_many
 
 T = TypeVar("T")
 
@@ -86,19 +86,28 @@ class PositionalIterator(BatchIterator[T]):
         self._source, self._steps, self._epochs = source, steps, epochs
         self._arithmetic = source.plan.arithmetic
         self._full_mask = _full_mask(source.lanes, source.placement)
-        self._many = batches_per_call(source)
         self._start(state)
         self._left = steps if steps is not None else self._to_the_end()
+        self._plan_calls()
         self._bar = progress_bar(progress, self._left)
 
     def _start(self, state: PipelineState) -> None:
         check_state(state, self._source.fingerprint)
         key0, key1, epoch, offset = host_words(state)
         self._key, self._origin = (key0, key1), (epoch, offset)
-        self._words = state.words  # of the next batch to be asked for
+        # Of the next batch to be asked for; our own copy, so that the state may be donated.
+        self._words = jnp.asarray(make_words(self._key, epoch, offset))
         self._handed = self._issued = 0
         self._ready: deque[tuple[Any, Any]] = deque()
-        # Batches per call; with the user's functions one, until they are known to be cheap.
+
+    def _plan_calls(self) -> None:
+        """Decides how many batches a call makes: many if there are many to come.
+
+        With user functions it is one, until a batch was seen to be cheap.
+        """
+        self._many = batches_per_call(self._source)
+        if self._left is not None and self._left < LEAST_CALLS * self._many:
+            self._many = 1
         self._count = self._many if self._source.light else 1
 
     def _to_the_end(self) -> int | None:
@@ -115,6 +124,9 @@ class PositionalIterator(BatchIterator[T]):
         self._handed += 1
         if len(ready) <= self._count >> 1:
             self._issue(0)
+        if pair[1].is_deleted():  # full batches share their mask, and it was donated
+            self._full_mask = _full_mask(self._source.lanes, self._source.placement)
+            return pair[0], self._full_mask
         return pair
 
     def _issue(self, owed: int) -> None:
@@ -165,6 +177,7 @@ class PositionalIterator(BatchIterator[T]):
         self._start(state)
         if self._steps is None:
             self._left = self._to_the_end()
+        self._plan_calls()
 
 
 class StreamIterator(BatchIterator[T]):
@@ -178,14 +191,18 @@ class StreamIterator(BatchIterator[T]):
         epochs: int | None,
         progress: bool | str,
     ) -> None:
-        self._source, self._state = source, state
-        self._left = steps
-        if steps is None and epochs is not None:
-            self._left = epochs * source.steps_per_epoch
-            if isinstance(source, Positional):
-                offset = host_words(state)[3]
-                self._left = steps_left(offset, epochs, **source.plan.arithmetic)
+        self._source, self._steps, self._epochs = source, steps, epochs
+        self._state = jax.tree.map(jnp.copy, state)
+        self._left = steps if steps is not None else self._to_the_end()
         self._bar = progress_bar(progress, self._left)
+
+    def _to_the_end(self) -> int | None:
+        if self._epochs is None:
+            return None
+        if isinstance(self._source, Positional):
+            offset = host_words(self._state)[3]
+            return steps_left(offset, self._epochs, **self._source.plan.arithmetic)
+        return self._epochs * self._source.steps_per_epoch
 
     def __next__(self) -> tuple[T, Mask]:
         self._count_one()
@@ -200,12 +217,22 @@ class StreamIterator(BatchIterator[T]):
     def state(self, state: Any) -> None:
         if isinstance(self._source, Positional):
             check_state(state, self._source.fingerprint)
-        self._state = state
+        self._state = jax.tree.map(jnp.copy, state)
+        if self._steps is None and isinstance(self._source, Positional):
+            self._left = self._to_the_end()
+
+
+def _full_mask(lanes: tuple[int, ...], placement: Any) -> Mask:
+    """One array of True for all batches that are full; a new one if a user donated it."""
+    mask = _kept_full_mask(lanes, placement)
+    if mask.is_deleted():
+        _kept_full_mask.cache_clear()
+        mask = _kept_full_mask(lanes, placement)
+    return mask
 
 
 @lru_cache(maxsize=64)
-def _full_mask(lanes: tuple[int, ...], placement: Any) -> Mask:
-    """One array of True for all batches that are full."""
+def _kept_full_mask(lanes: tuple[int, ...], placement: Any) -> Mask:
     return _put(np.ones(lanes, np.bool_), placement)
 
 

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 
-from ..core.capture import Discovered, resolve, substitution
+from ..core.capture import Discovered, resolve, staging, substitution
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,7 +51,8 @@ class _Jitted:
     def _with_arrays(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         while True:
             try:
-                kwargs[_CAPTURED] = resolve(self._arrays)
+                # Inside a plain `jax.jit` they would be captured after all, which warns.
+                kwargs[_CAPTURED] = resolve(self._arrays, (args, kwargs) if staging() else None)
                 return call(*args, **kwargs)
             except Discovered as found:
                 if not self._learn(found.arrays):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Generic, TypeVar, cast, overload
 
 import jax
@@ -104,7 +104,8 @@ class DataLoader(Generic[T]):
         _check_count("steps", steps, 0)
         _check_count("epochs", epochs, 1)
         state = self.init_state(0) if state is None else state
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((self, state))):
+        leaves = jax.tree.leaves((self, state))
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or staging():
             raise UsageError(
                 "`iterate` is a Python loop and cannot run inside a traced function; there write "
                 "`loader.scan_epoch(state, carry, body_fn)` or `loader.next_batch(state)`."
@@ -245,21 +246,26 @@ class _Programs:
     def get(self, body_fn: Any, steps: int, unroll: int | bool) -> Any:
         key = (body_fn, steps, unroll)
         try:
-            with self._lock:
-                program = self._made.pop(key, None) or self._make(*key)
-                self._made[key] = program
-                if len(self._made) > _MOST_PROGRAMS:
-                    self._made.popitem(last=False)
-                return program
+            hash(body_fn)
         except TypeError:
-            if isinstance(body_fn, Hashable):
-                raise
             return self._make(*key)
+        with self._lock:
+            program = self._made.pop(key, None) or self._make(*key)
+            self._made[key] = program
+            if len(self._made) > _MOST_PROGRAMS:
+                self._made.popitem(last=False)
+            return program
 
     @staticmethod
     def _make(body_fn: Any, steps: int, unroll: int | bool) -> Any:
         check_body(body_fn)
-        return jax.jit(partial(scan_steps, body_fn=body_fn, steps=steps, unroll=unroll))
+
+        # A closure: JAX's caches would keep the arguments of a `partial` alive, and with a body
+        # that refers to the loader the data.
+        def scan_epoch(source: Any, state: Any, carry: Any) -> tuple[Any, Any, Any]:
+            return scan_steps(source, state, carry, body_fn, steps, unroll)
+
+        return jax.jit(scan_epoch)
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

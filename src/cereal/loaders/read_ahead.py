@@ -18,8 +18,9 @@ from ..core.execute import place
 from ..core.rows import Rows
 from ..core.source import Positional
 
-MOST_BATCHES = 32
 MOST_BYTES = 64 * 2**20
+# Compiling a program for many batches takes a fraction of a second more: it must pay.
+LEAST_CALLS = 8
 
 
 @partial(jax.jit, static_argnames="count")
@@ -51,7 +52,9 @@ def read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[Any
 
 def batches_per_call(source: Positional[Any]) -> int:
     """How many batches one call may make: bounded in memory, and few past the end of an epoch."""
+    # A GPU's calls cost more, and without user functions its programs compile quickly.
+    batches = 32 if source.light and jax.default_backend() != "cpu" else 16
     size = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(source.element_spec()))
     steps = source.steps_per_epoch
-    most = max(1, min(MOST_BATCHES, steps, MOST_BYTES // max(size, 1)))
+    most = max(1, min(batches, steps, MOST_BYTES // max(size, 1)))
     return min(range(most, most // 2, -1), key=lambda count: -steps % count)

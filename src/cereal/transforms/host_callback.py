@@ -14,7 +14,7 @@ from ..core.errors import PipelineError
 from ..core.function import Function, as_function
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import Source
-from ..core.spec import Spec, format_spec
+from ..core.spec import Spec, as_override, format_spec
 from ..core.stage import Stage
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class HostCallbackTransform(Stage[Any, Any]):
 
     def __init__(self, fn: Callable[[Any, Any], Any], *, element_spec_override: Any = None) -> None:
         function = as_function(fn, "HostCallbackTransform")
-        override = None if element_spec_override is None else Spec(element_spec_override)
+        override = as_override(element_spec_override, "HostCallbackTransform")
         set_fields(self, fn=function, override=override)
 
     @property

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.source import Source
 from ..core.stage import Stage
+
+T = TypeVar("T")
 
 
 def _image(values: Any, image_key: str, label: str) -> Any:
@@ -65,6 +68,9 @@ class NormalizeImageTransform(Stage[Any, Any]):
             image = image.astype(wide) / jnp.asarray(jnp.iinfo(image.dtype).max, wide)
         return {**values, self.image_key: image.astype(self.dtype)}, mask
 
+    def __call__(self, source: Source[T]) -> Source[T]:
+        return super().__call__(source)
+
 
 @pytree_dataclass
 class FlattenImageTransform(Stage[Any, Any]):
@@ -89,3 +95,6 @@ class FlattenImageTransform(Stage[Any, Any]):
         image = _image(values, self.image_key, self.label)
         flat = image.reshape(*image.shape[: len(lanes)], -1)
         return {**values, self.image_key: flat}, mask
+
+    def __call__(self, source: Source[T]) -> Source[T]:
+        return super().__call__(source)

@@ -9,7 +9,7 @@ from ..core.errors import PipelineError
 from ..core.function import Function, as_function, takes_second
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import Mask, Source
-from ..core.spec import Spec, format_spec
+from ..core.spec import Spec, as_override, format_spec
 from ..core.stage import Stage
 
 A = TypeVar("A")
@@ -47,7 +47,7 @@ class MapTransform(Stage[A, B], Generic[A, B]):
             self,
             fn=function,
             with_mask=takes_second(function, "mask"),
-            override=None if element_spec_override is None else Spec(element_spec_override),
+            override=as_override(element_spec_override, "MapTransform"),
         )
 
     @property

@@ -1,0 +1,41 @@
+# Two commands matter: `make demo` and `make test`. Both set up .venv themselves.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types bench clean
+
+help: ## Show what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(INSTALLED) ## Set up .venv with the package and all that developing it needs
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "cereal needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED) ## Train a small classifier on handwritten digits, offline, in half a minute
+	$(BIN)/python examples/digits.py
+
+test: lint types $(INSTALLED) ## Lint, types and all tests
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+lint: $(INSTALLED) ## Check style and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(INSTALLED) ## Check types
+	$(BIN)/pyright
+
+bench: $(INSTALLED) ## Print all figures (cyreal is installed as the peer)
+	$(BIN)/pip install --quiet --disable-pip-version-check cyreal==0.2.1
+	for script in import_time start_up captured gather_rows flip_and_crop in_memory; do \
+		$(BIN)/python benchmarks/$$script.py || exit 1; done
+
+clean: ## Remove .venv and caches
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

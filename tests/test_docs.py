@@ -1,0 +1,49 @@
+"""Every Python block of the README and the docs runs; a page's blocks share one namespace."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_python_block_of_the_page_runs(page: Path) -> None:
+    text, names = page.read_text(), {"__name__": "__main__"}
+    for block in BLOCK.finditer(text):
+        line = text.count("\n", 0, block.start(1))
+        code = compile("\n" * line + block.group(1), str(page), "exec")
+        exec(code, names)
+
+
+def test_the_readme_is_short_and_starts_with_a_pipeline() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    first = BLOCK.search(text)
+    assert first is not None
+    assert text.count("\n", 0, first.end()) <= 16
+    assert text.count("\n", 0, text.index("loader = DataLoader(")) < 15
+
+
+def test_the_readme_names_only_commands_that_make_has() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        used: list[Any] = re.findall(
+            r"\bmake (?:[A-Z]+=\S+ )?([a-z]+)\b(?=\s*(?:#|`|$))", page.read_text()
+        )
+        assert set(used) <= targets, page.name
+
+
+def test_the_demo_reaches_its_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    namespace: dict[str, Any] = {"__name__": "demo"}
+    exec((ROOT / "examples" / "digits.py").read_text(), namespace)
+    assert namespace["main"]() >= 0.96
+    printed = capsys.readouterr().out
+    assert "RandomMapTransform(speckle)" in printed
+    assert "elements/s" in printed
