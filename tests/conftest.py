@@ -13,8 +13,13 @@ _FLAG = "--xla_force_host_platform_device_count"
 if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=4".strip()
 
+import hypothesis
 import jax
 import pytest
+
+# The first example of a property compiles, which takes longer than any deadline.
+hypothesis.settings.register_profile("cereal", deadline=None)
+hypothesis.settings.load_profile("cereal")
 
 _DESCRIPTORS = Path("/proc/self/fd")
 # The first compilation, callback or progress bar of a process opens a few descriptors for good

@@ -155,7 +155,7 @@ def check_transform(transform: Transform[Any, Any], source: Source[Any] | None =
     check_source(by_call.source)
     check_resume(by_call)
     batch = BatchTransform(3)
-    if not isinstance(transform, Stage) or transform.callback:
+    if not isinstance(transform, Stage) or transform.callbacks:
         return
     before, after = DataLoader([source, transform, batch]), DataLoader([source, batch, transform])
     for loader in (before, after):

@@ -176,7 +176,7 @@ def assert_each_once(taken: np.ndarray, epochs: list[np.ndarray], n: int) -> Non
     np.testing.assert_array_equal(rest, epochs[len(taken) // n][: len(rest)])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     n=st.sampled_from([1, 7, 12]),
     sizes=st.lists(st.sampled_from([1, 2, 3, 5, 8, 20]), min_size=1, max_size=12),

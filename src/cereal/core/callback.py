@@ -1,9 +1,19 @@
-"""Python functions that run inside compiled programs, and the errors that they raise."""
+"""Python functions that run inside compiled programs, and the errors that they raise.
+
+An exception must not leave a callback unless it has to: on a GPU it breaks every later callback of
+the process, and on several devices the others wait for the one that stopped. So:
+
+    called through a loader   the error is kept, the batch is masked, and the loader raises the error
+    in the user's own jit     on one device it is raised, as JAX reports it; on several it is printed
+                              and kept, and the next call of the loader raises it
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import traceback
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,27 +23,38 @@ import numpy as np
 from .errors import UsageError
 
 _lock = threading.Lock()
-_failures: list[BaseException] = []
+_watched: Counter[Hashable] = Counter()  # callbacks whose errors a loader is waiting for
+_failed: dict[Hashable, list[Exception]] = {}
 
 
-def recording(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a callback so that what it raises can be found again on the Python side."""
+def guarded(
+    fn: Callable[..., Any], identity: Hashable, on_failure: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A callback that keeps what `fn` raises, and gives `on_failure(*args)` instead."""
 
     def call(*args: Any) -> Any:
         try:
             return fn(*args)
         except Exception as error:
             with _lock:
-                del _failures[:-8]  # failures inside the user's own jit are never collected
-                _failures.append(error)
-            raise
+                watched = _watched[identity] > 0
+                if watched or jax.device_count() > 1:
+                    _failed.setdefault(identity, []).append(error)
+                else:
+                    raise
+            if not watched:
+                traceback.print_exception(error)
+            return on_failure(*args)
 
     return call
 
 
 @contextmanager
-def reraise_user_error() -> Iterator[None]:
-    """Raises the error of the user's callback itself, not JAX's report of it."""
+def raising(identities: tuple[Hashable, ...]) -> Iterator[None]:
+    """Around a call of a pipeline with these callbacks: raises what they raised."""
+    _raise_kept(identities)
+    with _lock:
+        _watched.update(identities)
     try:
         yield
     except ValueError as error:
@@ -44,13 +65,17 @@ def reraise_user_error() -> Iterator[None]:
                 "remove the stage from the pipeline that is mapped."
             ) from error
         raise
-    except jax.errors.JaxRuntimeError as error:
+    finally:
         with _lock:
-            found = [e for e in _failures if f"{type(e).__name__}: {e}" in str(error)]
-            _failures.clear()
-        if not found:
-            raise
-        raise found[-1] from None
+            _watched.subtract(identities)
+    _raise_kept(identities)
+
+
+def _raise_kept(identities: tuple[Hashable, ...]) -> None:
+    with _lock:
+        kept = [error for identity in identities for error in _failed.pop(identity, [])]
+    if kept:
+        raise kept[0]
 
 
 def as_numpy(values: Any) -> Any:

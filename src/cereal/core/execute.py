@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from .callback import reraise_user_error
+from .callback import raising
 from .capture import is_concrete, resolve
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def run_next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
     if not source.callbacks:
         values, mask, state = _next(source, state)
     else:
-        with reraise_user_error():
+        with raising(source.callbacks):
             values, mask, state = _next(source, state)
             if is_concrete(mask):
                 # The user's function has run, or has failed, when the batch is handed out.

@@ -28,6 +28,11 @@ class Function:
         return (self.tree if self.fn is None else self.fn)(*args)
 
     @property
+    def identity(self) -> Any:
+        """What tells this function from others."""
+        return type(self.tree) if self.fn is None else self.fn
+
+    @property
     def name(self) -> str:
         fn = self.tree if self.fn is None else self.fn
         inner = getattr(fn, "func", fn)  # functools.partial

@@ -111,13 +111,13 @@ def _listed(ordering: Any, n: int, owner: str) -> Order:
     if isinstance(ordering, jax.core.Tracer):  # inside jit: the values cannot be looked at
         return Listed(ordering.astype(jnp.int32), ordering.shape[0], "traced")
     indices = np.asarray(ordering)
+    if indices.size == 0:
+        raise PipelineError(f"{what} is empty; give it at least one index.")
     if indices.ndim != 1 or not np.issubdtype(indices.dtype, np.integer):
         raise PipelineError(
             f"{what} must be one axis of integers, got {indices.dtype}{list(indices.shape)}; "
             f"for a boolean mask write `np.flatnonzero(mask)`."
         )
-    if indices.size == 0:
-        raise PipelineError(f"{what} is empty; give it at least one index.")
     if indices.min() < 0 or indices.max() >= n:
         wrong = indices[(indices < 0) | (indices >= n)][0]
         raise PipelineError(

@@ -84,9 +84,9 @@ class Source(ABC, Generic[T_co]):
         return ()
 
     @property
-    def callbacks(self) -> bool:
-        """Whether a step runs Python code that must run exactly once, in order."""
-        return False
+    def callbacks(self) -> tuple[Any, ...]:
+        """The Python functions that a step runs, which must run exactly once, in order."""
+        return ()
 
     @property
     def light(self) -> bool:

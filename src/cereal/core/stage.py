@@ -62,7 +62,6 @@ class Stage(Transform[A, B]):
     """A transform of one step's values."""
 
     random: ClassVar[bool] = False
-    callback: ClassVar[bool] = False
     changes_mask: ClassVar[bool] = False
     light: ClassVar[bool] = False
 
@@ -72,6 +71,11 @@ class Stage(Transform[A, B]):
 
         `keys` has one key per lane for a random stage and is None for others.
         """
+
+    @property
+    def callbacks(self) -> tuple[Any, ...]:
+        """The Python functions that this stage runs once per batch."""
+        return ()
 
     @property
     def placement(self) -> Any:
@@ -187,8 +191,8 @@ class _Around(Positional[T_co]):
         return self.source.masks or self.stage.changes_mask
 
     @property
-    def callbacks(self) -> bool:
-        return self.source.callbacks or self.stage.callback
+    def callbacks(self) -> tuple[Any, ...]:
+        return self.source.callbacks + self.stage.callbacks
 
     @property
     def light(self) -> bool:
@@ -284,8 +288,8 @@ class StreamStage(Source[T_co]):
         return self.source.steps_per_epoch
 
     @property
-    def callbacks(self) -> bool:
-        return self.source.callbacks or self.stage.callback
+    def callbacks(self) -> tuple[Any, ...]:
+        return self.source.callbacks + self.stage.callbacks
 
     @property
     def placement(self) -> Any:

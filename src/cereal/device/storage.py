@@ -72,7 +72,15 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
     owner = "dataset_to_jax"
     device = as_device(storage_device, owner)
     arrays = _arrays_of(dataset, owner)
-    return jax.tree.map(lambda x: jax.device_put(jnp.array(x, copy=True), device), arrays)
+    return jax.tree.map(lambda x: jax.device_put(_own(x), device), arrays)
+
+
+def _own(array: Any) -> Any:
+    """Memory that nobody else writes into: JAX may use a NumPy array's memory as its own.
+
+    A copy on the host, never by way of the default device.
+    """
+    return array if isinstance(array, jax.Array) else np.array(array, copy=True)
 
 
 def _arrays_of(dataset: Any, owner: str) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax import lax
 
@@ -40,6 +41,16 @@ def check_body(body_fn: Any) -> None:
         ) from error
     except ValueError:  # a built-in without a signature
         return
+
+
+def can_be_kept(body_fn: Any) -> bool:
+    """Whether a program of this body may be found again: not if it holds values of a trace."""
+    try:
+        hash(body_fn)
+        held = [cell.cell_contents for cell in getattr(body_fn, "__closure__", None) or ()]
+    except (TypeError, ValueError):  # not hashable; a cell that is empty still
+        return False
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(held))
 
 
 def scan_steps(

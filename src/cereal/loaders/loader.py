@@ -14,7 +14,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.callback import reraise_user_error
+from ..core.callback import raising
 from ..core.capture import is_concrete, resolve, staging
 from ..core.errors import PipelineError, UsageError
 from ..core.position import starts
@@ -23,7 +23,7 @@ from ..core.source import Mask, Positional, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
 from ..monitor.drawing import draw, summary
 from .compose import compose, refuse_options
-from .epoch_scan import check_body, scan_steps
+from .epoch_scan import can_be_kept, check_body, scan_steps
 from .iterator import BatchIterator, PositionalIterator, StreamIterator
 from .next_batch import NextBatch
 
@@ -147,7 +147,7 @@ class DataLoader(Generic[T]):
             check_body(body_fn)
             return scan_steps(source, state, carry, body_fn, steps, unroll)
         program = self._programs.get(body_fn, steps, unroll)
-        with reraise_user_error():
+        with raising(source.callbacks):
             result = program(source, state, carry)
             if source.callbacks and is_concrete(jax.tree.leaves(result[0])[0]):
                 jax.block_until_ready(result)
@@ -245,9 +245,7 @@ class _Programs:
 
     def get(self, body_fn: Any, steps: int, unroll: int | bool) -> Any:
         key = (body_fn, steps, unroll)
-        try:
-            hash(body_fn)
-        except TypeError:
+        if not can_be_kept(body_fn):
             return self._make(*key)
         with self._lock:
             program = self._made.pop(key, None) or self._make(*key)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from ..core.callback import as_numpy, recording
+from ..core.callback import as_numpy, guarded
 from ..core.errors import PipelineError
 from ..core.function import Function, as_function
 from ..core.pytree import pytree_dataclass, set_fields, static_field
@@ -40,7 +40,7 @@ class HostCallbackTransform(Stage[Any, Any]):
     sum 5
     """
 
-    callback: ClassVar[bool] = True
+    changes_mask: ClassVar[bool] = True
 
     fn: Function
     override: Spec | None = static_field()
@@ -51,14 +51,27 @@ class HostCallbackTransform(Stage[Any, Any]):
         set_fields(self, fn=function, override=override)
 
     @property
+    def callbacks(self) -> tuple[Any, ...]:
+        return (self.fn.identity,)
+
+    @property
     def label(self) -> str:
         return f"HostCallbackTransform({self.fn.name})"
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
         del keys, lanes
         promised = Spec(values) if self.override is None else self.override
-        call = recording(lambda batch, mask: self._call(batch, mask, promised))
-        return io_callback(call, promised.tree, values, mask, ordered=True), mask
+        result = (promised.tree, jax.ShapeDtypeStruct(mask.shape, mask.dtype))
+
+        def call(batch: Any, mask: Any) -> tuple[Any, Any]:
+            return self._call(batch, mask, promised), np.asarray(mask)
+
+        def masked(batch: Any, mask: Any) -> Any:
+            del batch, mask
+            return jax.tree.map(lambda spec: np.zeros(spec.shape, spec.dtype), result)
+
+        call = guarded(call, self.fn.identity, masked)
+        return io_callback(call, result, values, mask, ordered=True)
 
     def _call(self, batch: Any, mask: Any, promised: Spec) -> Any:
         batch, mask = as_numpy((batch, mask))
