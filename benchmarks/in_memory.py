@@ -8,13 +8,24 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import compare, inverse, machine, mnist_shaped, on_gpu, peer_path, report_ratio
+from measure import (
+    compare,
+    inverse,
+    machine,
+    mnist_shaped,
+    on_gpu,
+    peer_path,
+    report,
+    report_ratio,
+    seconds,
+)
 
 import cereal
 
@@ -103,11 +114,12 @@ def numpy_loop(pairs: int) -> None:
 
     goal = 10 if on_gpu() else 2.5
     result = compare(lambda: ours(lambda b: b), lambda: theirs(lambda b: b), pairs)
-    per_batch = 1e6 * result["ours"] / STEPS
-    met = result["ratio"] >= goal and (not on_gpu() or per_batch <= 17)
-    limit = " and at most 17 µs a batch" if on_gpu() else ""
-    name = f"NumPy gather + device_put / iterate ({per_batch:.1f} µs a batch)"
-    report_ratio(name, result, f"at least {goal}x{limit}", met)
+    name = "NumPy gather + device_put / iterate"
+    report_ratio(name, result, f"at least {goal}x", result["ratio"] >= goal)
+    alone = statistics.median(seconds(lambda: ours(lambda b: b)) for _ in range(2 * pairs))
+    each = 1e6 * alone / STEPS
+    limit = "at most 17 µs" if on_gpu() else "reported"
+    report("iterate, by itself", f"{each:.1f} µs a batch", limit, not on_gpu() or each <= 17)
     result = compare(lambda: ours(summed), lambda: theirs(summed), pairs)
     report_ratio("the same with the int32 sum of every batch", result, "reported", True)
 

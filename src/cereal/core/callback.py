@@ -3,9 +3,9 @@
 An exception must not leave a callback unless it has to: on a GPU it breaks every later callback of
 the process, and on several devices the others wait for the one that stopped. So:
 
-    called through a loader   the error is kept, the batch is masked, and the loader raises the error
-    in the user's own jit     on one device it is raised, as JAX reports it; on several it is printed
-                              and kept, and the next call of the loader raises it
+    called by a loader      the error is kept, the batch is masked, and the loader raises the error
+    in the user's own jit   on one device it is raised, as JAX reports it; on several it is printed
+                            and kept, and the next call of the loader raises it
 """
 
 from __future__ import annotations

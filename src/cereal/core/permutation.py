@@ -56,7 +56,15 @@ def round_constants(
     first, salt = threefry(key, (epoch, number))
     if xp is np:
         return ((first.astype(np.uint64) * np.uint64(n)) >> np.uint64(32)).astype(np.uint32), salt
-    return lax.mulhi(first, jnp.full_like(first, n)), salt
+    return _high_word(first, n), salt
+
+
+def _high_word(x: Words, n: int) -> Words:
+    """(x * n) >> 32 in 32-bit words. `lax.mulhi` does not compile for several devices."""
+    x_high, x_low = x >> 16, x & 0xFFFF
+    n_high, n_low = np.uint32(n >> 16), np.uint32(n & 0xFFFF)
+    middle = x_high * n_low + (x_low * n_low >> 16)
+    return x_high * n_high + (middle >> 16) + (x_low * n_high + (middle & 0xFFFF) >> 16)
 
 
 def permute(

@@ -212,6 +212,8 @@ class IndexedSource(Positional[T_co]):
     @property
     def length(self) -> int:
         n = len(self)
+        if n < 1:
+            raise PipelineError(f"{type(self).__name__}: it is empty, its `len` is {n}.")
         if n > MAX_TRACED:
             raise PipelineError(
                 f"{type(self).__name__}: {n} elements are more than compiled code can count "

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.errors import PipelineError, UsageError
 from ..core.pytree import is_pytree
-from ..core.source import Source
+from ..core.source import Positional, Source
 from ..core.stage import Transform
 
 
@@ -42,6 +42,13 @@ def checked_source(source: Source[Any], where: str) -> Source[Any]:
             f"{where}: {type(source).__name__} is not a pytree, so it cannot be passed to compiled "
             f"code; write `@cereal.pytree_dataclass` above its class."
         )
+    if isinstance(source, Positional):
+        try:
+            _ = (
+                source.length
+            )  # a user's length and ordering are looked at now, not at the first step
+        except PipelineError as error:
+            raise PipelineError(f"{where}: {error}") from error.__cause__
     return source
 
 
