@@ -62,8 +62,8 @@ def _host(leaf: Any) -> np.ndarray:
     leaf = jnp.asarray(leaf)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
-    if jnp.issubdtype(leaf.dtype, jnp.floating):
-        leaf = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+    if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
+        leaf = leaf.astype(jnp.float32)
     return np.asarray(leaf)
 
 

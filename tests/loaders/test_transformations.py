@@ -272,8 +272,25 @@ def test_batches_spread_over_four_devices_train_as_on_one(kind: Any) -> None:
     assert mask.sharding.is_equivalent_to(spread, 1)
 
 
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_data_on_four_devices_is_read_in_a_program_over_them(kind: Any) -> None:
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,), devices=jax.devices()[:4])
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    stages = [ArraySampleSource(np.arange(40, dtype=np.float32)), BatchTransform(8)]
+    plain = DataLoader(stages)
+    loader = jax.device_put(plain, everywhere)
+    batch, state, mask = jax.jit(lambda loader, s: loader.next_batch(s))(
+        loader, loader.init_state(0)
+    )
+    assert batch.sharding.is_equivalent_to(everywhere, 1)
+    assert_same((batch, state, mask), plain.next_batch(plain.init_state(0)), "a step")
+    pairs = list(loader.iterate(loader.init_state(0)))
+    assert_same(pairs, list(plain.iterate(plain.init_state(0))), "an epoch")
+
+
 def test_each_device_of_a_shard_map_may_read_its_own_batch(loader: DataLoader[Any]) -> None:
-    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=auto, devices=jax.devices()[:4])
     states = jax.vmap(loader.init_state)(jax.random.split(jax.random.key(0), 4))
     both = (PartitionSpec(), PartitionSpec("data"))
 

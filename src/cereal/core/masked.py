@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from .errors import UsageError
+from .spec import at_least_float32
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
@@ -31,7 +32,7 @@ def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
     wide = mask.astype(jnp.bool_).reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
     wide = jnp.broadcast_to(wide, values.shape)
     # In float32 at least: float16 cannot count beyond 65,504, nor bfloat16 beyond 256.
-    exact = jnp.promote_types(values.dtype, jnp.float32)
+    exact = at_least_float32(values.dtype)
     count = jnp.maximum(jnp.sum(wide, dtype=jnp.int32), 1).astype(exact)
     total = jnp.sum(jnp.where(wide, values, jnp.zeros_like(values)), dtype=exact)
     return (total / count).astype(values.dtype)

@@ -101,3 +101,12 @@ def is_array_like(leaf: Any) -> bool:
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype == np.bool_ or jnp.issubdtype(leaf.dtype, jnp.number)
     return isinstance(leaf, bool | int | float | complex)
+
+
+def at_least_float32(dtype: Any) -> Any:
+    """The dtype to calculate in: this one, or float32 if this is narrower (or no float).
+
+    (`jnp.promote_types` refuses under strict promotion.)
+    """
+    wide = jnp.issubdtype(dtype, jnp.inexact) and np.dtype(dtype).itemsize >= 4
+    return np.dtype(dtype) if wide else np.dtype(np.float32)

@@ -20,6 +20,9 @@ from .words import WordRows
 # An H200 gathers bytes at 1.5 TB/s and words at 3.2 (the two bitcasts are free); below about a
 # megabyte launches dominate and a consumer fuses better with plain bytes.
 _WORDS_FROM_BYTES = 1 << 20
+_NARROW = tuple(
+    jnp.dtype(name) for name in ("uint8", "int8", "uint16", "int16", "float16", "bfloat16")
+)
 
 
 def take_rows(array: Any, indices: Any) -> Any:
@@ -38,9 +41,8 @@ def _take(array: Any, indices: Any) -> Any:
 
 
 def _as_words(array: Any, rows: int) -> bool:
-    size = array.dtype.itemsize
-    row_bytes = math.prod(array.shape[1:]) * size
-    if size >= 4 or array.dtype == jnp.bool_ or jnp.dtype(array.dtype).itemsize * 8 < 8:
+    row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
+    if array.dtype not in _NARROW:
         return False
     return row_bytes % 4 == 0 and row_bytes * rows >= _WORDS_FROM_BYTES
 

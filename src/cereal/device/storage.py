@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ..core.errors import PipelineError
+from ..core.spec import is_array_like
 from .words import pack, worth_packing
 
 
@@ -45,6 +46,7 @@ def settle(array: Any) -> Any:
     """
     if isinstance(array, jax.core.Tracer):
         return array
+    array = _native(array)
     if jax.default_backend() == "cpu" and worth_packing(array):
         return pack(array)
     if not isinstance(array, jax.Array):
@@ -72,6 +74,13 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
     owner = "dataset_to_jax"
     device = as_device(storage_device, owner)
     arrays = _arrays_of(dataset, owner)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(arrays)[0]:
+        if not is_array_like(leaf):
+            raise PipelineError(
+                f"{owner}: `dataset{jax.tree_util.keystr(path)}` must be numbers, got "
+                f"{getattr(leaf, 'dtype', type(leaf).__name__)}; turn text and objects into "
+                f"numbers first."
+            )
     return jax.tree.map(lambda x: jax.device_put(_own(x), device), arrays)
 
 
@@ -80,7 +89,14 @@ def _own(array: Any) -> Any:
 
     A copy on the host, never by way of the default device.
     """
-    return array if isinstance(array, jax.Array) else np.array(array, copy=True)
+    return array if isinstance(array, jax.Array) else np.array(_native(array), copy=True)
+
+
+def _native(array: Any) -> Any:
+    """In this machine's byte order; JAX takes no other, and files often have one."""
+    if isinstance(array, jax.Array) or array.dtype.isnative:
+        return array
+    return array.astype(array.dtype.newbyteorder("="))
 
 
 def _arrays_of(dataset: Any, owner: str) -> Any:
@@ -100,7 +116,8 @@ def _arrays_of(dataset: Any, owner: str) -> Any:
     try:
         return jax.tree.map(lambda *leaves: np.stack(leaves), *elements)
     except ValueError as error:
+        reason = str(error).strip().partition("\n")[0]
         raise PipelineError(
-            f"{owner}: the elements do not stack into arrays ({error}); they must all have one "
+            f"{owner}: the elements do not stack into arrays ({reason}); they must all have one "
             f"structure and one shape."
         ) from error

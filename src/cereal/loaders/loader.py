@@ -71,6 +71,8 @@ class DataLoader(Generic[T]):
 
     def init_state(self, key: Any) -> Any:
         """The state at the first element of epoch 0; `key` is a JAX random key or an integer."""
+        if isinstance(key, int) and not isinstance(self.source, Positional):
+            key = jax.random.key(key)  # a user's own source need not know about integers
         return self.source.init_state(key)
 
     @cached_property

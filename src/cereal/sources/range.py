@@ -13,7 +13,7 @@ from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import IndexedSource
-from .index_key import with_index
+from .index_key import check_index_key, with_index
 
 
 @pytree_dataclass
@@ -59,6 +59,7 @@ class RangeSource(IndexedSource[jax.Array]):
                 f"RangeSource: the range {start} to {stop} does not fit int32, in which compiled "
                 f"code counts; split it, and add the high part in a MapTransform."
             )
+        check_index_key({"value": None}, index_key, "RangeSource")
         order = as_order(ordering, stop - start, "RangeSource")
         set_fields(self, start=start, stop=stop, index_key=index_key, ordering=order)
 

@@ -10,6 +10,7 @@ import numpy as np
 from ..core.errors import PipelineError
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import Source
+from ..core.spec import at_least_float32
 from ..core.stage import Stage
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ class NormalizeImageTransform(Stage[Any, Any]):
         image = _image(values, self.image_key, self.label)
         if jnp.issubdtype(image.dtype, jnp.integer):
             # Divide in float32 at least: bfloat16 cannot hold 255 steps.
-            wide = jnp.promote_types(self.dtype, jnp.float32)
+            wide = at_least_float32(self.dtype)
             image = image.astype(wide) / jnp.asarray(jnp.iinfo(image.dtype).max, wide)
         return {**values, self.image_key: image.astype(self.dtype)}, mask
 
