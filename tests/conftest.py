@@ -13,9 +13,9 @@ _FLAG = "--xla_force_host_platform_device_count"
 if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=4".strip()
 
-import hypothesis
-import jax
-import pytest
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import pytest  # noqa: E402
 
 # The first example of a property compiles, which takes longer than any deadline.
 hypothesis.settings.register_profile("cereal", deadline=None)

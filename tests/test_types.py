@@ -1,4 +1,4 @@
-"""Element types survive from the source to the loop: the assertions are pyright's, the runs ours."""
+"""Element types survive from the source to the loop; pyright reads the assertions."""
 
 from __future__ import annotations
 

@@ -54,10 +54,17 @@ def test_after_an_error_all_is_well() -> None:
 
 
 def test_each_caller_gets_the_errors_of_its_own_callbacks() -> None:
-    with pytest.raises(OwnError, match="of a"), raising(("a",)):
-        with pytest.raises(OwnError, match="of b"), raising(("b",)):
+    def caller_of_b() -> None:
+        with raising(("b",)):
             jax.block_until_ready(program(OwnError("of a"), "a")(1.0))
             jax.block_until_ready(program(OwnError("of b"), "b")(1.0))
+
+    def caller_of_a() -> None:
+        with raising(("a",)), pytest.raises(OwnError, match="of b"):
+            caller_of_b()
+
+    with pytest.raises(OwnError, match="of a"):
+        caller_of_a()
 
 
 def test_outside_of_a_loader_the_error_is_printed_and_kept_for_its_next_call(
@@ -91,3 +98,14 @@ def test_callbacks_get_fresh_containers_of_read_only_views() -> None:
         seen["x"][0] = 7
     given["x"][0] = 5
     assert seen["x"][0] == 5
+
+
+def test_outside_of_a_loader_on_one_device_it_is_raised_as_jax_reports_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="OwnError: of mine"):
+        jax.block_until_ready(program(OwnError("of mine"), "a")(1.0))
+    with raising(("a",)):  # nothing is kept
+        assert float(program(None, "a")(1.0)) == 2
+    capfd.readouterr()  # JAX prints the traceback too

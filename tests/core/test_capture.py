@@ -72,8 +72,8 @@ def test_a_large_loader_captured_in_a_scan_of_the_user_warns(
     loader: cereal.DataLoader[Any],
 ) -> None:
     def body(state: Any, _: None) -> Any:
-        batch, state, _ = loader.next_batch(state)
-        return state, batch.sum()
+        batch, state, mask = loader.next_batch(state)
+        return state, (batch * mask).sum()
 
     with pytest.warns(cereal.CaptureWarning, match="is captured by a function under `jax.jit`"):
         jax.lax.scan(body, loader.init_state(0), length=2)

@@ -338,6 +338,6 @@ def test_the_limit_of_compiled_code_is_that_of_int32() -> None:
 
 
 def test_compiled_code_refuses_lengths_that_need_64_bits() -> None:
-    constants = constants_of((1, 2), [0], 2**31)
+    key = (jnp.uint32(1), jnp.uint32(2))
     with pytest.raises(PipelineError, match="2147483648 elements needs 64-bit positions"):
-        permute(jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.uint32), constants, 2**31)
+        round_constants(key, jnp.zeros(1, jnp.uint32), 2**31)

@@ -41,6 +41,7 @@ def walk(
 ) -> tuple[list[list[Lane]], tuple[int, int]]:
     """Steps by hand, and the position after them."""
     walked: list[list[Lane]] = []
+    start = (epoch, offset)
     for _ in range(steps + 1):
         if offset >= n or (rule == "drop" and n - offset < batch):
             epoch, offset = epoch + 1, 0
@@ -178,8 +179,8 @@ def assert_each_once(taken: np.ndarray, epochs: list[np.ndarray], n: int) -> Non
 
 @settings(max_examples=40)
 @given(
-    n=st.sampled_from([1, 7, 12]),
-    sizes=st.lists(st.sampled_from([1, 2, 3, 5, 8, 20]), min_size=1, max_size=12),
+    n=st.sampled_from([1, 7]),
+    sizes=st.lists(st.sampled_from([1, 2, 3, 9]), min_size=1, max_size=12),
     ordering=st.sampled_from(["sequential", "shuffle"]),
     rule=st.sampled_from(["wrap", "pad"]),
 )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.core import Tracer
 
 import cereal
-from cereal.core.stage import BatchStage, ElementStage, Stage, StreamStage
+from cereal.core.stage import Stage
+from cereal.core.staged import BatchStage, ElementStage, StreamStage
 from cereal.testing import check_source, check_transform
 
 DATA = {"x": np.arange(14, dtype=np.float32).reshape(7, 2), "y": np.arange(7, dtype=np.int32)}
@@ -57,6 +60,11 @@ def add_one(element: Any) -> Any:
     return {**element, "y": element["y"] + 1}
 
 
+def map_of(fn: Callable[[Any], Any]) -> cereal.MapTransform[Any, Any]:
+    """A MapTransform of a function without types, as most are."""
+    return cereal.MapTransform(fn)
+
+
 def test_where_a_stage_stands_decides_what_it_makes() -> None:
     stage = cereal.MapTransform(add_one)
     assert isinstance(stage(SOURCE), ElementStage)
@@ -73,7 +81,7 @@ def test_specs_are_inferred_without_running_the_function() -> None:
 
     before = cereal.MapTransform(fn)(SOURCE)
     assert before.element_spec()["z"] == jax.ShapeDtypeStruct((), jnp.bfloat16)
-    assert all(issubclass(kind, jax.core.Tracer) for kind in calls)
+    assert all(issubclass(kind, Tracer) for kind in calls)
 
 
 def test_a_stage_before_batching_is_an_indexed_source() -> None:
@@ -185,6 +193,6 @@ def test_a_function_whose_result_changes_between_traces_is_told_so(source: Any) 
 
 def test_a_function_whose_dtype_changes_between_traces_is_told_so() -> None:
     dtypes = iter([jnp.float32, jnp.int32])
-    mapped = cereal.MapTransform(lambda x: x.astype(next(dtypes)))(cereal.RangeSource(4))
+    mapped = map_of(lambda x: x.astype(next(dtypes)))(cereal.RangeSource(4))
     with pytest.raises(cereal.PipelineError, match=r"now returns int32\[\], but returned float32"):
         mapped.next(mapped.init_state(0))

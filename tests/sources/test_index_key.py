@@ -45,5 +45,5 @@ def test_an_index_that_has_no_place_is_refused(data: Any, index_key: Any, messag
 
 @pytest.mark.parametrize("index_key", [3, "value"])
 def test_a_range_refuses_it_too(index_key: Any) -> None:
-    with pytest.raises(cereal.PipelineError, match="^RangeSource: .*(must be a string|already)"):
+    with pytest.raises(cereal.PipelineError, match=r"^RangeSource: .*(must be a string|already)"):
         cereal.RangeSource(5, index_key=index_key)

@@ -38,7 +38,8 @@ def test_one_bound_is_the_end_and_two_are_start_and_end() -> None:
 
 
 def test_bounds_may_be_integers_of_numpy() -> None:
-    assert values_of(cereal.RangeSource(np.int64(2), np.uint8(5))) == [2, 3, 4]
+    bounds: Any = (np.int64(2), np.uint8(5))
+    assert values_of(cereal.RangeSource(*bounds)) == [2, 3, 4]
 
 
 def test_an_ordering_of_indices_counts_from_the_start() -> None:

@@ -52,7 +52,7 @@ def test_the_dict_given_may_change_afterwards() -> None:
     [
         ({"z": "w"}, r"RenameTransform\(z->w\): there is no key 'z'; the element has \['x', 'y'\]"),
         ({"x": "y"}, r"RenameTransform\(x->y\): two values would be called 'y'; rename the other"),
-        ({"x": "a", "y": "a"}, "two values would be called 'a'"),
+        ({"x": "a", "y": "a"}, ".* two values would be called 'a'"),
     ],
 )
 def test_names_that_do_not_fit_are_refused_when_built(renames: Any, message: str) -> None:
@@ -69,6 +69,6 @@ def test_what_is_no_dict_is_refused_with_the_line_to_write(renames: Any) -> None
 
 def test_elements_that_are_no_dicts_are_refused_when_built() -> None:
     with pytest.raises(
-        cereal.PipelineError, match="^stage 1: .* needs elements that are dicts, got"
+        cereal.PipelineError, match=r"^stage 1: .* needs elements that are dicts, got"
     ):
         cereal.DataLoader([cereal.RangeSource(4), cereal.RenameTransform({"x": "y"})])

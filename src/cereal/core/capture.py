@@ -116,8 +116,8 @@ def _warn(node: Any, nbytes: int) -> None:
 
 
 def _callers_level() -> int:
-    """How far up the stack, from `_warn`, the first line is that is not cereal's."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("cereal."):
+    """How far up the stack, from `_warn`, the first line is that is not cereal's or JAX's."""
+    frame, level, ours = sys._getframe(1), 1, ("cereal.", "jax.")
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(ours):
         frame, level = frame.f_back, level + 1
     return level

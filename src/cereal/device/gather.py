@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import compute_on
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .words import WordRows
 
@@ -37,7 +38,12 @@ def take_rows(array: Any, indices: Any) -> Any:
 
 
 def _take(array: Any, indices: Any) -> Any:
-    return array.at[indices].get(mode="promise_in_bounds")
+    sharding = jax.typeof(array).sharding
+    if sharding.mesh.are_all_axes_auto or not any(sharding.spec):
+        return array.at[indices].get(mode="promise_in_bounds")
+    # With explicit axes JAX will not choose where rows from all devices go: everywhere.
+    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
+    return array.at[indices].get(mode="promise_in_bounds", out_sharding=everywhere)
 
 
 def _as_words(array: Any, rows: int) -> bool:

@@ -28,8 +28,8 @@ def as_device(device: Any, owner: str) -> Any:
         )
     platform, _, number = device.partition(":")
     try:
-        return jax.devices(platform)[int(number or 0)]
-    except (RuntimeError, ValueError, IndexError) as error:
+        return dict(enumerate(jax.devices(platform)))[int(number or 0)]
+    except (RuntimeError, ValueError, KeyError) as error:
         known = sorted({f"{d.platform}:{d.id}" for d in jax.devices()} | {"cpu:0"})
         raise PipelineError(
             f"{owner}: there is no device {device!r}; this process has {', '.join(known)}."

@@ -14,6 +14,7 @@ from ..core.stage import Transform
 
 def compose(pipeline: Any) -> Source[Any]:
     """The source that the stages make, each wrapped around the one before."""
+    _refuse_class(pipeline, "the pipeline")
     if isinstance(pipeline, Source):
         return checked_source(pipeline, "the pipeline")
     if isinstance(pipeline, Transform):

@@ -50,12 +50,15 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
     @abstractmethod
     def __next__(self) -> tuple[T, Mask]: ...
 
+    def _end_if_done(self) -> None:
+        """Before a batch is made: ends the iteration if there is none left."""
+        if self._left is not None and self._left <= 0:
+            self._bar.close()
+            raise StopIteration
+
     def _count_one(self) -> None:
-        """Before a batch is handed out: ends the iteration, or counts it."""
+        """A batch is handed out; one whose callback raised is not."""
         if self._left is not None:
-            if self._left <= 0:
-                self._bar.close()
-                raise StopIteration
             self._left -= 1
         self._bar.update()
 
@@ -116,6 +119,7 @@ class PositionalIterator(BatchIterator[T]):
         return steps_left(self._origin[1], self._epochs, **self._arithmetic)
 
     def __next__(self) -> tuple[T, Mask]:
+        self._end_if_done()
         self._count_one()
         ready = self._ready
         if not ready:
@@ -205,8 +209,9 @@ class StreamIterator(BatchIterator[T]):
         return self._epochs * self._source.steps_per_epoch
 
     def __next__(self) -> tuple[T, Mask]:
-        self._count_one()
+        self._end_if_done()
         batch, mask, self._state = run_next(self._source, self._state)
+        self._count_one()
         return batch, mask
 
     @property

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 
 from ..core.capture import Discovered, resolve, staging, substitution
+from ..core.errors import UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,22 +51,23 @@ class _Jitted:
 
     def _with_arrays(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         while True:
+            arrays = self._arrays
             try:
                 # Inside a plain `jax.jit` they would be captured after all, which warns.
-                kwargs[_CAPTURED] = resolve(self._arrays, (args, kwargs) if staging() else None)
+                kwargs[_CAPTURED] = resolve(arrays, (args, kwargs) if staging() else None)
                 return call(*args, **kwargs)
             except Discovered as found:
-                if not self._learn(found.arrays):
+                self._learn(found.arrays)
+                # Tried with all of them, here or in another thread: an outer `cereal.jit` lacks it.
+                if len(self._arrays) == len(arrays):
                     raise
 
-    def _learn(self, arrays: tuple[jax.Array, ...]) -> bool:
-        """Adds arrays to the arguments; False if they are those of an outer `cereal.jit`."""
+    def _learn(self, arrays: tuple[jax.Array, ...]) -> None:
+        """Adds arrays to the arguments, those that are not among them yet."""
         with self._lock:
             known = {id(a) for a in self._arrays}
-            new = tuple(a for a in arrays if id(a) not in known)
             # Arrays are only ever appended: a trace in another thread keeps its prefix.
-            self._arrays += new
-        return bool(new)
+            self._arrays += tuple(a for a in arrays if id(a) not in known)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -91,6 +93,12 @@ def jit(fn: Any = None, **options: Any) -> Any:
     >>> float(step(loader.init_state(0))[0])
     6.0
     """
+    if "in_shardings" in options:
+        raise UsageError(
+            "`cereal.jit` takes no `in_shardings=`: the captured data are arguments that it could "
+            "not name; place the arguments with `jax.device_put`, or write `jax.jit` and pass the "
+            "loader as an argument."
+        )
     if fn is None:
         return functools.partial(jit, **options)
     return _Jitted(fn, options)

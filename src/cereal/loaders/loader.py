@@ -178,6 +178,7 @@ class DataLoader(Generic[T]):
         >>> loader.batch_at(0, 2)[0].tolist()
         [8, 9, 0, 1]
         """
+        self._positional("batch_at")
         batch, _, mask = self.next_batch(self.state_at(key, step))
         return batch, mask
 

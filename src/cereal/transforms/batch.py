@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any, TypeVar
 
@@ -10,13 +11,13 @@ import jax.numpy as jnp
 
 from ..core.errors import PipelineError
 from ..core.execute import run_next
-from ..core.ordering import Order
 from ..core.position import Remainder, steps_in
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows
 from ..core.source import Mask, Positional, Source
 from ..core.spec import Spec
 from ..core.stage import Transform
+from ..core.wrapper import PositionalWrapper, Wrapper
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -87,18 +88,23 @@ class BatchTransform(Transform[Any, Any]):
             )
         spec = Spec(source.element_spec()).batched(self.batch_size)
         if not isinstance(source, Positional):
-            self._check_fits(source.steps_per_epoch)
+            if self.drop_last:
+                _check_fits((self.batch_size,), source.steps_per_epoch)
             return BatchedStream(source, self, spec)
         batched = Batched(source, self, _agreed(self, source), spec)
-        self._check_fits(source.length // max(source.plan.batch, 1))
+        if batched.remainder == "drop":
+            _check_fits(batched.lanes, source.length)
         return batched
 
-    def _check_fits(self, n: int) -> None:
-        if self.drop_last and n < self.batch_size:
-            raise PipelineError(
-                f"BatchTransform: `drop_last=True` with `batch_size={self.batch_size}` drops all "
-                f"{n} elements; pass `pad_last_batch=True`, or a batch of at most {n}."
-            )
+
+def _check_fits(lanes: tuple[int, ...], n: int) -> None:
+    """A dropped remainder must not be everything."""
+    if n < math.prod(lanes):
+        size = " x ".join(map(str, lanes))
+        raise PipelineError(
+            f"BatchTransform: `drop_last=True` with `batch_size={size}` drops all {n} elements; "
+            f"pass `pad_last_batch=True`, or a batch of at most {n}."
+        )
 
 
 def _agreed(batch: BatchTransform, source: Positional[Any]) -> Remainder:
@@ -114,29 +120,17 @@ def _agreed(batch: BatchTransform, source: Positional[Any]) -> Remainder:
 
 
 @pytree_dataclass
-class Batched(Positional[T_co]):
+class Batched(PositionalWrapper[T_co]):
     """Batches of an indexed pipeline: rows of one more axis."""
 
-    source: Positional[Any]
+    source: Any
     batch: BatchTransform
-    remainder_: Remainder = static_field()
+    rule: Remainder = static_field()
     spec: Spec = static_field()
-
-    @property
-    def inner(self) -> Source[Any]:
-        return self.source
 
     @property
     def label(self) -> str:
         return self.batch.label
-
-    @property
-    def order(self) -> Order:
-        return self.source.order
-
-    @property
-    def length(self) -> int:
-        return self.source.length
 
     @property
     def lanes(self) -> tuple[int, ...]:
@@ -144,26 +138,7 @@ class Batched(Positional[T_co]):
 
     @property
     def remainder(self) -> Remainder:
-        return self.remainder_
-
-    @property
-    def random_stages(self) -> int:
-        return self.source.random_stages
-
-    @property
-    def masks(self) -> bool:
-        return self.source.masks
-
-    @property
-    def light(self) -> bool:
-        return self.source.light
-
-    @property
-    def placement(self) -> Any:
-        return self.source.placement
-
-    def element_spec(self) -> Any:
-        return self.spec.tree
+        return self.rule
 
     def read(self, rows: Rows) -> tuple[T_co, Any]:
         if not self.source.lanes:
@@ -184,19 +159,15 @@ class BatchedStreamState:
 
 
 @pytree_dataclass
-class BatchedStream(Source[T_co]):
+class BatchedStream(Wrapper[T_co]):
     """Batches of a source that carries a state: `batch_size` steps of it at a time.
 
     Nothing is dropped from a stream: it goes on where it was when the epoch ends.
     """
 
-    source: Source[Any]
+    source: Any
     batch: BatchTransform
     spec: Spec = static_field()
-
-    @property
-    def inner(self) -> Source[Any]:
-        return self.source
 
     @property
     def label(self) -> str:
@@ -210,13 +181,6 @@ class BatchedStream(Source[T_co]):
     def steps_per_epoch(self) -> int:  # type: ignore[override]
         steps = self.source.steps_per_epoch
         return steps_in(steps, self.batch.batch_size, self.batch.remainder)
-
-    @property
-    def placement(self) -> Any:
-        return self.source.placement
-
-    def element_spec(self) -> Any:
-        return self.spec.tree
 
     def init_state(self, key: Any) -> Any:
         inner = self.source.init_state(key)

@@ -56,10 +56,11 @@ class DevicePutTransform(Stage[Any, Any]):
             for spec in jax.tree.leaves(source.element_spec()):
                 try:
                     self.device.shard_shape(spec.shape)
-                except ValueError as error:
+                except (ValueError, IndexError) as error:
                     reason = str(error).strip().partition("\n")[0]
                     raise PipelineError(
                         f"{self.label}: {format_spec(spec)} cannot be laid out so: {reason}; "
-                        f"choose a batch size that the devices divide."
+                        f"choose a batch size that the devices divide, and put this stage after "
+                        f"the BatchTransform."
                     ) from error
         return super().__call__(source)

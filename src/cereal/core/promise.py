@@ -1,0 +1,70 @@
+"""What a stage promises when the pipeline is built, and whether it keeps it when traced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from .errors import CerealError, PipelineError
+from .source import Source
+from .spec import Spec, format_spec, is_array_like
+
+if TYPE_CHECKING:
+    from .stage import Stage
+
+
+def infer_spec(stage: Stage[Any, Any], source: Source[Any], lanes: tuple[int, ...]) -> Spec:
+    """What the stage makes of the source's elements, without running it."""
+    keys = None
+    if stage.random:
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), lanes or (1,)))
+        keys = keys if lanes else jax.eval_shape(lambda k: k[0], keys)
+    mask = jax.ShapeDtypeStruct(lanes, jnp.bool_)
+    spec = source.element_spec()
+    try:
+        out = jax.eval_shape(
+            lambda values, mask, keys: _checked(stage, *stage.apply(values, mask, keys, lanes)),
+            spec,
+            mask,
+            keys,
+        )
+    except CerealError:
+        raise
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise PipelineError(
+            f"{stage.label} failed on {format_spec(spec)}: {type(error).__name__}: {first}"
+        ) from error
+    return Spec(out)
+
+
+def _checked(stage: Stage[Any, Any], values: Any, mask: Any) -> Any:
+    del mask
+    leaves = jax.tree_util.tree_flatten_with_path(values)[0]
+    for path, leaf in leaves:
+        if not is_array_like(leaf):
+            place = jax.tree_util.keystr(path) or "its result"
+            raise PipelineError(
+                f"{stage.label} must return a tree of arrays, but {place} is "
+                f"{type(leaf).__name__} ({leaf!r:.60}); return arrays of fixed shape and dtype."
+            )
+    if not leaves:
+        raise PipelineError(
+            f"{stage.label} returned {values!r}, which holds no array; did `fn` forget to "
+            f"`return` the batch?"
+        )
+    return values
+
+
+def as_built(stage: Stage[Any, Any], values: Any, spec: Spec, drop: int) -> Any:
+    """The values as arrays, after checking that they are what the built pipeline promised."""
+    values = jax.tree.map(jnp.asarray, _checked(stage, values, None))
+    now = Spec(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[drop:], x.dtype), values))
+    if now != spec:
+        raise PipelineError(
+            f"{stage.label} now returns {now}, but returned {spec} when the pipeline was built; "
+            f"its result must depend on nothing but its arguments."
+        )
+    return values

@@ -1,0 +1,66 @@
+"""Sources around sources: they hand through what they do not change."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from .ordering import Order
+from .position import Remainder
+from .source import Positional, Source
+from .spec import Spec
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Wrapper(Source[T_co]):
+    """A source around `source`, whose elements are as `spec` says."""
+
+    source: Any
+    spec: Spec
+
+    @property
+    def inner(self) -> Source[Any]:
+        return self.source
+
+    @property
+    def lanes(self) -> tuple[int, ...]:
+        return self.source.lanes
+
+    @property
+    def callbacks(self) -> tuple[Any, ...]:
+        return self.source.callbacks
+
+    @property
+    def light(self) -> bool:
+        return self.source.light
+
+    @property
+    def placement(self) -> Any:
+        return self.source.placement
+
+    def element_spec(self) -> Any:
+        return self.spec.tree
+
+
+class PositionalWrapper(Wrapper[T_co], Positional[T_co]):
+    """A wrapper of an indexed pipeline, which walks the data in the same way."""
+
+    @property
+    def order(self) -> Order:
+        return self.source.order
+
+    @property
+    def length(self) -> int:
+        return self.source.length
+
+    @property
+    def remainder(self) -> Remainder:
+        return self.source.remainder
+
+    @property
+    def random_stages(self) -> int:
+        return self.source.random_stages
+
+    @property
+    def masks(self) -> bool:
+        return self.source.masks

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import cereal
+from cereal.testing import check_transform
+
+CPU = jax.devices("cpu")
+DATA = {"x": np.arange(40, dtype=np.float32).reshape(10, 4), "y": np.arange(10, dtype=np.int32)}
+SOURCE = cereal.ArraySampleSource(DATA, ordering="sequential")
+PAD = cereal.BatchTransform(4, pad_last_batch=True)
+
+
+def map_of(fn: Callable[[Any], Any]) -> cereal.MapTransform[Any, Any]:
+    """A MapTransform of a function without types, as most are."""
+    return cereal.MapTransform(fn)
+
+
+def spread(kind: str) -> NamedSharding:
+    """Rows over four devices."""
+    if kind == "explicit":
+        mesh = jax.make_mesh((4,), ("data",))
+    else:
+        mesh = Mesh(np.array(CPU[:4]), ("data",))
+    return NamedSharding(mesh, PartitionSpec("data"))
+
+
+def loader_to(device: Any, *more: Any) -> cereal.DataLoader[Any]:
+    return cereal.DataLoader([SOURCE, PAD, cereal.DevicePutTransform(device), *more])
+
+
+def handed_out(loader: cereal.DataLoader[Any]) -> list[Any]:
+    """Batches by both roads that lead out of compiled code."""
+    state = loader.init_state(0)
+    pairs = list(loader.iterate(state))
+    for _ in range(loader.steps_per_epoch):
+        batch, state, mask = loader.next_batch(state)
+        pairs.append((batch, mask))
+    return pairs
+
+
+def test_a_placement_keeps_the_contract() -> None:
+    check_transform(cereal.DevicePutTransform("cpu:1"), SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("device", "there"), [(CPU[2], CPU[2]), ("cpu:1", CPU[1]), ("cpu", CPU[0]), (None, CPU[0])]
+)
+def test_batches_and_masks_are_handed_out_on_the_device(device: Any, there: Any) -> None:
+    for batch, mask in handed_out(loader_to(device)):
+        for leaf in (*batch.values(), mask):
+            assert leaf.devices() == {there}
+
+
+def test_none_is_the_default_device_when_built() -> None:
+    with jax.default_device(CPU[3]):
+        stage = cereal.DevicePutTransform()
+    assert stage.device == CPU[3]
+
+
+@pytest.mark.parametrize("kind", ["explicit", "auto"])
+def test_a_sharding_spreads_the_rows_over_the_devices(kind: str) -> None:
+    sharding = spread(kind)
+    for step, (batch, mask) in enumerate(handed_out(loader_to(sharding))):
+        for leaf in (*batch.values(), mask):
+            assert leaf.sharding == sharding
+            assert len(leaf.addressable_shards) == 4
+        start = step % 3 * 4
+        np.testing.assert_array_equal(batch["y"], np.arange(start, start + 4) % 10)
+
+
+def test_where_batches_go_does_not_change_them() -> None:
+    plain = cereal.DataLoader([SOURCE, PAD])
+    for device in ("cpu:3", spread("auto")):
+        placed = loader_to(device)
+        for (batch, mask), expected in zip(handed_out(placed), handed_out(plain), strict=True):
+            jax.tree.map(np.testing.assert_array_equal, (batch, mask), expected)
+
+
+def test_inside_jit_it_is_the_identity() -> None:
+    for device in ("cpu:1", spread("auto")):
+        loader = loader_to(device)
+        step = jax.jit(lambda loader, state: loader.next_batch(state))
+        batch, _, mask = step(loader, loader.init_state(0))
+        assert batch["x"].devices() == mask.devices() == {CPU[0]}
+        total = loader.scan_epoch(loader.init_state(0), 0, lambda c, b, m: (c + b["y"].sum(), None))
+        assert int(total[1]) == 45 + 1
+
+
+def test_a_step_of_a_users_jit_runs_where_the_batch_is() -> None:
+    loader = loader_to(spread("auto"))
+    batch, _ = next(loader.iterate())
+    total = jax.jit(lambda batch: batch["x"].sum(axis=1))(batch)
+    assert total.sharding.is_equivalent_to(spread("auto"), total.ndim)
+
+
+def test_stages_may_follow_it_and_the_last_placement_counts() -> None:
+    double = map_of(lambda batch: {**batch, "x": batch["x"] * 2})
+    for batch, _ in handed_out(loader_to("cpu:1", double)):
+        assert batch["x"].devices() == {CPU[1]}
+    for batch, mask in handed_out(loader_to("cpu:1", cereal.DevicePutTransform("cpu:2"))):
+        assert batch["x"].devices() == mask.devices() == {CPU[2]}
+
+
+def test_before_batching_it_places_batches_too() -> None:
+    loader = cereal.DataLoader([SOURCE, cereal.DevicePutTransform("cpu:1"), PAD])
+    for batch, _ in handed_out(loader):
+        assert batch["x"].devices() == {CPU[1]}
+
+
+def test_callbacks_before_it_run_once_and_their_batches_are_placed() -> None:
+    seen: list[Any] = []
+    log = cereal.HostCallbackTransform(lambda batch, mask: seen.append(1))
+    loader = cereal.DataLoader([SOURCE, PAD, log, cereal.DevicePutTransform("cpu:1")])
+    for batch, _ in loader.iterate():
+        assert batch["x"].devices() == {CPU[1]}
+    assert len(seen) == 3
+
+
+def test_batches_of_a_stream_are_placed() -> None:
+    loader = cereal.DataLoader([cereal.RangeSource(8), cereal.DevicePutTransform("cpu:1")])
+    value, _, mask = loader.next_batch(loader.init_state(0))
+    assert value.devices() == mask.devices() == {CPU[1]}
+
+
+@pytest.mark.parametrize("kind", ["explicit", "auto"])
+def test_a_batch_that_the_devices_do_not_divide_is_refused_when_built(kind: str) -> None:
+    message = r"^stage 2: DevicePutTransform\(.*float32\[6,4\] cannot be laid out so: .*; choose a "
+    with pytest.raises(cereal.PipelineError, match=message + "batch size that the devices divide"):
+        cereal.DataLoader(
+            [SOURCE, cereal.BatchTransform(6), cereal.DevicePutTransform(spread(kind))]
+        )
+
+
+def test_rows_cannot_be_spread_before_there_are_batches() -> None:
+    stages = [cereal.DevicePutTransform(spread("auto")), cereal.BatchTransform(4)]
+    message = r"^stage 1: DevicePutTransform\(.*int32\[\] cannot.*put this stage after the Batch"
+    with pytest.raises(cereal.PipelineError, match=message):
+        cereal.DataLoader([cereal.RangeSource(8), *stages])
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("gpu:7", "there is no device 'gpu:7'; this process has cpu:0, cpu:1, cpu:2, cpu:3"),
+        ("cpu:99", "there is no device 'cpu:99'"),
+        (3, '`device` must be a jax.Device, a sharding, None or a name such as "gpu:1", got int'),
+        (CPU, "got list"),
+    ],
+)
+def test_what_is_no_device_is_refused_when_built(device: Any, message: str) -> None:
+    with pytest.raises(cereal.PipelineError, match="^DevicePutTransform: .*" + message):
+        cereal.DevicePutTransform(device)
+
+
+def test_the_mask_is_bool_wherever_it_is() -> None:
+    for _, mask in handed_out(loader_to(spread("auto"))):
+        assert mask.dtype == jnp.bool_
