@@ -90,7 +90,14 @@ def test_a_typed_function_changes_the_type() -> None:
     source = ArraySampleSource(images())
     assert_type(MapTransform(to_point)(source), Source[Point])
     assert_type(MapTransform(to_point_with_mask)(source), Source[Point])
-    assert_type(MapTransform(to_point), MapTransform[Images, Point])
+    assert_type(MapTransform(to_point), MapTransform[Point])
+
+
+def test_a_lambda_needs_no_types() -> None:
+    source = ArraySampleSource(images())
+    MapTransform(lambda batch: batch["image"])(source)
+    MapTransform(lambda batch, mask: {**batch, "real": mask})(source)
+    RandomMapTransform(lambda element, key: {**element, "key": key})(source)
 
 
 def test_nested_calls_keep_the_type_through_the_loader() -> None:

@@ -110,11 +110,6 @@ def flip(element: dict[str, Any], key: jax.Array) -> dict[str, Any]:
     return {**element, "image": jax.lax.select(jax.random.bernoulli(key), image, image[::-1])}
 
 
-def map_of(fn: Callable[[Any], Any]) -> cereal.MapTransform[Any, Any]:
-    """A MapTransform of a function without types, as most are."""
-    return cereal.MapTransform(fn)
-
-
 def floats() -> cereal.DataLoader[Any]:
     return cereal.DataLoader(
         [
@@ -123,7 +118,7 @@ def floats() -> cereal.DataLoader[Any]:
             cereal.BatchTransform(4, pad_last_batch=True),
             cereal.NormalizeImageTransform(),
             cereal.FlattenImageTransform(),
-            map_of(lambda batch: {**batch, "mean": jnp.mean(batch["image"])}),
+            cereal.MapTransform(lambda batch: {**batch, "mean": jnp.mean(batch["image"])}),
         ]
     )
 

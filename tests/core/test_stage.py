@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -58,11 +57,6 @@ class PlusOne(cereal.Transform[Any, Any]):
 
 def add_one(element: Any) -> Any:
     return {**element, "y": element["y"] + 1}
-
-
-def map_of(fn: Callable[[Any], Any]) -> cereal.MapTransform[Any, Any]:
-    """A MapTransform of a function without types, as most are."""
-    return cereal.MapTransform(fn)
 
 
 def test_where_a_stage_stands_decides_what_it_makes() -> None:
@@ -193,6 +187,6 @@ def test_a_function_whose_result_changes_between_traces_is_told_so(source: Any) 
 
 def test_a_function_whose_dtype_changes_between_traces_is_told_so() -> None:
     dtypes = iter([jnp.float32, jnp.int32])
-    mapped = map_of(lambda x: x.astype(next(dtypes)))(cereal.RangeSource(4))
+    mapped = cereal.MapTransform(lambda x: x.astype(next(dtypes)))(cereal.RangeSource(4))
     with pytest.raises(cereal.PipelineError, match=r"now returns int32\[\], but returned float32"):
         mapped.next(mapped.init_state(0))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,11 +12,6 @@ from cereal.testing import check_loader, check_resume, check_transform
 
 T = True
 F = False
-
-
-def map_of(fn: Callable[[Any], Any]) -> cereal.MapTransform[Any, Any]:
-    """A MapTransform of a function without types, as most are."""
-    return cereal.MapTransform(fn)
 
 
 def batches(n: int, *stages: Any, epochs: int = 1) -> list[tuple[Any, Any]]:
@@ -145,7 +139,7 @@ def test_microbatches_keep_the_contract() -> None:
 
 
 def test_a_stage_between_two_batchings_sees_microbatches() -> None:
-    total = map_of(lambda x: {"x": x, "total": x.sum()})
+    total = cereal.MapTransform(lambda x: {"x": x, "total": x.sum()})
     loader = cereal.DataLoader(
         [cereal.RangeSource(12), cereal.BatchTransform(2), total, cereal.BatchTransform(3)]
     )

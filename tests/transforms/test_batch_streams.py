@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -49,13 +48,8 @@ def noise(element: Any, key: jax.Array) -> Any:
     return {**element, "n": element["n"] ^ jax.random.bits(key, (), jnp.uint32).astype(jnp.int32)}
 
 
-def map_of(fn: Callable[[Any], Any]) -> cereal.MapTransform[Any, Any]:
-    """A MapTransform of a function without types, as most are."""
-    return cereal.MapTransform(fn)
-
-
 NOISE = cereal.RandomMapTransform(noise)
-DOUBLE = map_of(lambda element: {**element, "n": element["n"] * 2})
+DOUBLE = cereal.MapTransform(lambda element: {**element, "n": element["n"] * 2})
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)

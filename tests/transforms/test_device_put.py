@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,11 +15,6 @@ CPU = jax.devices("cpu")
 DATA = {"x": np.arange(40, dtype=np.float32).reshape(10, 4), "y": np.arange(10, dtype=np.int32)}
 SOURCE = cereal.ArraySampleSource(DATA, ordering="sequential")
 PAD = cereal.BatchTransform(4, pad_last_batch=True)
-
-
-def map_of(fn: Callable[[Any], Any]) -> cereal.MapTransform[Any, Any]:
-    """A MapTransform of a function without types, as most are."""
-    return cereal.MapTransform(fn)
 
 
 def spread(kind: str) -> NamedSharding:
@@ -102,7 +96,7 @@ def test_a_step_of_a_users_jit_runs_where_the_batch_is() -> None:
 
 
 def test_stages_may_follow_it_and_the_last_placement_counts() -> None:
-    double = map_of(lambda batch: {**batch, "x": batch["x"] * 2})
+    double = cereal.MapTransform(lambda batch: {**batch, "x": batch["x"] * 2})
     for batch, _ in handed_out(loader_to("cpu:1", double)):
         assert batch["x"].devices() == {CPU[1]}
     for batch, mask in handed_out(loader_to("cpu:1", cereal.DevicePutTransform("cpu:2"))):

@@ -33,11 +33,6 @@ class Log:
             raise OwnError(f"met {self.bad}")
 
 
-def map_of(fn: Callable[[Any], Any]) -> cereal.MapTransform[Any, Any]:
-    """A MapTransform of a function without types, as most are."""
-    return cereal.MapTransform(fn)
-
-
 def loader_with(fn: Any, **options: Any) -> cereal.DataLoader[Any]:
     return cereal.DataLoader([SOURCE, BATCH, cereal.HostCallbackTransform(fn, **options)])
 
@@ -114,7 +109,7 @@ def test_it_has_run_when_the_batch_is_handed_out() -> None:
 def test_it_gets_the_batch_and_the_mask_as_read_only_numpy_arrays() -> None:
     seen: list[Any] = []
     pad = cereal.BatchTransform(4, pad_last_batch=True)
-    tree = map_of(lambda x: {"x": x, "y": (x * 2.0,)})
+    tree = cereal.MapTransform(lambda x: {"x": x, "y": (x * 2.0,)})
     stage = cereal.HostCallbackTransform(lambda batch, mask: seen.append((batch, mask)))
     list(cereal.DataLoader([SOURCE, pad, tree, stage]).iterate())
     batch, mask = seen[-1]
@@ -140,7 +135,7 @@ def test_returning_a_batch_replaces_it() -> None:
 
 def test_stages_after_it_see_the_new_batch() -> None:
     stage = cereal.HostCallbackTransform(lambda batch, mask: batch + 1)
-    loader = cereal.DataLoader([SOURCE, BATCH, stage, map_of(lambda x: x * 100)])
+    loader = cereal.DataLoader([SOURCE, BATCH, stage, cereal.MapTransform(lambda x: x * 100)])
     assert loader.batch_at(0, 0)[0].tolist() == [100, 200, 300, 400]
 
 

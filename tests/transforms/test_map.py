@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,11 +30,6 @@ def double(element: Any) -> Any:
     return {**element, "x": element["x"] * 2}
 
 
-def map_of(fn: Callable[[Any], Any]) -> cereal.MapTransform[Any, Any]:
-    """A MapTransform of a function without types, as most are."""
-    return cereal.MapTransform(fn)
-
-
 def batches(*stages: Any, steps: int | None = None) -> list[Any]:
     return [batch for batch, _ in cereal.DataLoader([SOURCE, *stages]).iterate(steps=steps)]
 
@@ -52,13 +46,13 @@ def test_it_is_the_same_before_and_after_batching() -> None:
 
 def test_a_function_of_one_argument_sees_the_batch() -> None:
     seen = []
-    batches(BATCH, map_of(lambda batch: seen.append(batch["x"].shape) or batch))
+    batches(BATCH, cereal.MapTransform(lambda batch: seen.append(batch["x"].shape) or batch))
     assert set(seen) == {(4, 3)}
 
 
 def test_before_batching_it_sees_one_element() -> None:
     seen = []
-    batches(map_of(lambda element: seen.append(element["x"].shape) or element), BATCH)
+    batches(cereal.MapTransform(lambda element: seen.append(element["x"].shape) or element), BATCH)
     assert set(seen) == {(3,)}
 
 
@@ -80,14 +74,14 @@ def test_before_batching_the_mask_is_that_of_the_element() -> None:
 
 
 def test_keys_may_be_added_dropped_and_renamed() -> None:
-    stage = map_of(lambda b: {"image": b["x"], "sum": b["x"].sum(-1)})
+    stage = cereal.MapTransform(lambda b: {"image": b["x"], "sum": b["x"].sum(-1)})
     for stages in ([stage, BATCH], [BATCH, stage]):
         spec = cereal.DataLoader([SOURCE, *stages]).element_spec()
         assert {name: leaf.shape for name, leaf in spec.items()} == {"image": (4, 3), "sum": (4,)}
 
 
 def test_a_scalar_for_the_whole_batch_is_legal() -> None:
-    stage = map_of(lambda b: {**b, "mean": b["x"].mean(), "n": 3})
+    stage = cereal.MapTransform(lambda b: {**b, "mean": b["x"].mean(), "n": 3})
     loader = cereal.DataLoader([SOURCE, BATCH, stage])
     check_loader(loader)
     assert loader.element_spec()["mean"].shape == ()
@@ -97,7 +91,7 @@ def test_a_scalar_for_the_whole_batch_is_legal() -> None:
 
 
 def test_other_structures_and_single_arrays_are_legal() -> None:
-    stage = map_of(lambda b: (b["x"], [b["y"]]))
+    stage = cereal.MapTransform(lambda b: (b["x"], [b["y"]]))
     (x, (y,)) = batches(BATCH, stage)[0]
     assert (x.shape, y.tolist()) == ((4, 3), [0, 1, 2, 3])
 
@@ -169,6 +163,6 @@ def test_what_cannot_be_called_is_refused_when_built(fn: Any) -> None:
 
 
 def test_a_stateful_numpy_function_is_told_that_it_is_traced() -> None:
-    stage = map_of(lambda batch: np.asarray(batch["x"]))
+    stage = cereal.MapTransform(lambda batch: np.asarray(batch["x"]))
     with pytest.raises(cereal.PipelineError, match=r"^stage 2: MapTransform\(<lambda>\) failed on"):
         cereal.DataLoader([SOURCE, BATCH, stage])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,13 +20,8 @@ def noise(element: Any, key: jax.Array) -> Any:
     return {**element, "x": element["x"] ^ jax.random.bits(key, (), jnp.uint32).astype(jnp.int32)}
 
 
-def map_of(fn: Callable[[Any], Any]) -> cereal.MapTransform[Any, Any]:
-    """A MapTransform of a function without types, as most are."""
-    return cereal.MapTransform(fn)
-
-
 NOISE = cereal.RandomMapTransform(noise)
-KEEP = map_of(lambda element: element)
+KEEP = cereal.MapTransform(lambda element: element)
 
 
 def drawn(*stages: Any, key: Any = 0, epochs: int = 1) -> np.ndarray:
@@ -151,7 +145,7 @@ def test_a_function_without_a_key_is_refused_when_built(fn: Any) -> None:
 
 
 def test_a_value_for_the_whole_batch_before_it_is_refused_when_built() -> None:
-    total = map_of(lambda b: {**b, "total": b["x"].sum()})
+    total = cereal.MapTransform(lambda b: {**b, "total": b["x"].sum()})
     message = r"^stage 3: RandomMapTransform\(noise\) works on elements, but `batch\['total'\]` of"
     with pytest.raises(cereal.PipelineError, match=message):
         cereal.DataLoader([SOURCE, batch(4), total, NOISE])

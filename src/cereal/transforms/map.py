@@ -8,16 +8,15 @@ from typing import Any, Generic, TypeVar, cast, overload
 from ..core.errors import PipelineError
 from ..core.function import Function, as_function, takes_second
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.source import Mask, Source
+from ..core.source import Source
 from ..core.spec import Spec, as_override, format_spec
 from ..core.stage import Stage
 
-A = TypeVar("A")
 B = TypeVar("B")
 
 
 @pytree_dataclass
-class MapTransform(Stage[A, B], Generic[A, B]):
+class MapTransform(Stage[Any, B], Generic[B]):
     """Applies a JAX function: `fn(batch)` or `fn(batch, mask)`; before batching, to one element.
 
         {"image": uint8[28,28]}  --fn-->  {"image": float32[28,28], "bright": float32[]}
@@ -36,10 +35,10 @@ class MapTransform(Stage[A, B], Generic[A, B]):
     override: Spec | None = static_field()
 
     @overload
-    def __init__(self, fn: Callable[[A], B], *, element_spec_override: Any = None) -> None: ...
+    def __init__(self, fn: Callable[[Any], B], *, element_spec_override: Any = None) -> None: ...
     @overload
     def __init__(
-        self, fn: Callable[[A, Mask], B], *, element_spec_override: Any = None
+        self, fn: Callable[[Any, Any], B], *, element_spec_override: Any = None
     ) -> None: ...
     def __init__(self, fn: Any, *, element_spec_override: Any = None) -> None:
         function = as_function(fn, "MapTransform")
@@ -58,7 +57,7 @@ class MapTransform(Stage[A, B], Generic[A, B]):
         del keys, lanes
         return (self.fn(values, mask) if self.with_mask else self.fn(values)), mask
 
-    def __call__(self, source: Source[A]) -> Source[B]:
+    def __call__(self, source: Source[Any]) -> Source[B]:
         mapped = super().__call__(source)
         if self.override is not None and Spec(mapped.element_spec()) != self.override:
             raise PipelineError(

@@ -12,12 +12,11 @@ from ..core.function import Function, as_function, takes_second
 from ..core.pytree import pytree_dataclass, set_fields
 from ..core.stage import Stage
 
-A = TypeVar("A")
 B = TypeVar("B")
 
 
 @pytree_dataclass
-class RandomMapTransform(Stage[A, B], Generic[A, B]):
+class RandomMapTransform(Stage[Any, B], Generic[B]):
     """Augments: `fn(element, key)`, with a key of its own for every element of every epoch.
 
         key, epoch, index, number of the random stage  -->  the element's key
@@ -37,7 +36,7 @@ class RandomMapTransform(Stage[A, B], Generic[A, B]):
 
     fn: Function
 
-    def __init__(self, fn: Callable[[A, jax.Array], B]) -> None:
+    def __init__(self, fn: Callable[[Any, jax.Array], B]) -> None:
         function = as_function(fn, "RandomMapTransform")
         if not takes_second(function, "key"):
             raise PipelineError(
