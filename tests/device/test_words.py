@@ -53,30 +53,31 @@ def test_words_are_a_pytree_of_one_array_that_compares_by_shape_and_dtype() -> N
 @pytest.mark.parametrize(
     ("data", "worth"),
     [
-        (rows(np.uint8, 64), True),
-        (rows(np.int16, 32), True),
-        (rows(np.uint8, 60), False),  # short rows
-        (rows(np.uint8, 65), False),  # no whole number of words
-        (rows(np.uint16, 33), False),
+        (rows(np.uint8, 16, 16), True),
+        (rows(np.uint8, 28, 28), True),
+        (rows(np.int16, 16, 16), True),
+        (rows(np.uint8, 8, 8), False),  # short rows
+        (rows(np.uint8, 784), False),  # one axis: gathered fast as it is
+        (rows(np.uint8, 64, 64), False),  # long rows
+        (rows(np.uint8, 32, 32, 3), False),  # the last axis is no whole number of words
+        (rows(np.uint16, 16, 33), False),
         (rows(np.uint8), False),
-        (rows(np.int32, 64), False),  # wide enough already
-        (np.zeros((N, 64), np.float16), False),
-        (np.zeros((N, 64), np.bool_), False),
-        (np.zeros((N, 64), jnp.bfloat16), False),
+        (rows(np.int32, 16, 16), False),  # wide enough already
+        (np.zeros((N, 16, 16), np.float16), False),
+        (np.zeros((N, 16, 16), np.bool_), False),
+        (np.zeros((N, 16, 16), jnp.bfloat16), False),
         (jax.random.split(jax.random.key(0), N), False),
-        (np.zeros((N, 64), ">i2"), False),
+        (np.zeros((N, 16, 16), ">i2"), False),
     ],
 )
-def test_narrow_integers_in_long_rows_of_whole_words_are_worth_packing(
-    data: Any, worth: bool
-) -> None:
+def test_small_images_of_narrow_integers_are_worth_packing(data: Any, worth: bool) -> None:
     assert worth_packing(data) is worth
     if isinstance(data, np.ndarray) and data.dtype.isnative:
         assert worth_packing(jnp.asarray(data)) is worth
 
 
 def test_arrays_that_are_spread_or_pinned_stay_as_they_are() -> None:
-    data = np.zeros((8, 64), np.uint8)
+    data = np.zeros((8, 16, 16), np.uint8)
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     spread = jax.device_put(data, NamedSharding(mesh, PartitionSpec("data")))
     pinned = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")

@@ -38,7 +38,7 @@ TREES = {
     "a named tuple": Pair(ROWS.astype(np.float32), np.arange(N, dtype=np.int32)),
     "a dataclass": Record(ROWS.astype(np.float32), np.arange(N, dtype=np.int32)),
     "one number an element": np.arange(N, dtype=np.float32),
-    "words and bytes": {"words": np.arange(N * 64, dtype=np.uint8).reshape(N, 64), "y": ROWS},
+    "words and bytes": {"words": np.arange(N * 256, dtype=np.uint8).reshape(N, 16, 16), "y": ROWS},
     "random keys": {"key": jax.random.split(jax.random.key(0), N)},
 }
 
@@ -81,7 +81,7 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (8, 8), (9, 7)], ids=str)
+@pytest.mark.parametrize("shape", [(), (8, 8), (9, 7), (16, 16), (16, 15), (10, 10, 3)], ids=str)
 def test_every_dtype_and_shape_comes_back_as_it_was(dtype: Any, shape: tuple[int, ...]) -> None:
     data = np.random.default_rng(0).integers(0, 8, (N, *shape)).astype(dtype)
     source = cereal.ArraySampleSource(data, ordering="sequential")
@@ -161,7 +161,7 @@ def test_two_sources_over_one_array_hold_it_once() -> None:
 
 
 def test_a_jax_array_that_is_donated_afterwards_does_not_change_the_data() -> None:
-    data = jnp.arange(6400, dtype=jnp.uint8).reshape(100, 64)
+    data = jnp.arange(25600, dtype=jnp.uint8).reshape(100, 16, 16)
     expected = np.array(data)
     source = cereal.ArraySampleSource(data, ordering="sequential")
     jax.block_until_ready(jax.jit(lambda x: x * 0, donate_argnums=0)(data))
@@ -171,7 +171,7 @@ def test_a_jax_array_that_is_donated_afterwards_does_not_change_the_data() -> No
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.uint8])
 def test_an_array_committed_to_another_device_stays_there(dtype: Any) -> None:
     there = jax.devices()[2]
-    data = jax.device_put(jnp.arange(N * 64, dtype=dtype).reshape(N, 64), there)
+    data = jax.device_put(jnp.arange(N * 256, dtype=dtype).reshape(N, 16, 16), there)
     source = cereal.ArraySampleSource(data)
     assert {device for leaf in jax.tree.leaves(source.data) for device in leaf.devices()} == {there}
     loader = cereal.DataLoader([source, cereal.BatchTransform(3)])
