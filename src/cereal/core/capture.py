@@ -80,9 +80,14 @@ def resolve(node: N, state: Any = None) -> N:
     return node
 
 
+def eager() -> bool:
+    """Whether nothing is traced on this thread."""
+    return get_opaque_trace_state() == _EAGER
+
+
 def staging() -> bool:
     """Whether operations are being recorded into a program (as under `jit`, not `vmap`)."""
-    if get_opaque_trace_state() == _EAGER:
+    if eager():
         return False
     return isinstance(jnp.add(np.uint32(0), np.uint32(0)), jax.core.Tracer)
 

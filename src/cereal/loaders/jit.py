@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 
-from ..core.capture import Discovered, resolve, staging, substitution
+from ..core.capture import Discovered, eager, resolve, staging, substitution
 from ..core.errors import UsageError
 
 P = ParamSpec("P")
@@ -43,6 +43,11 @@ class _Jitted:
         self._compiled = jax.jit(traced, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if eager():  # the short way: nobody above has arrays to put in place of ours
+            try:
+                return self._compiled(*args, cereal_captured_arrays=self._arrays, **kwargs)
+            except Discovered as found:
+                self._learn(found.arrays)
         return self._with_arrays(self._compiled, args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
