@@ -89,5 +89,5 @@ def mnist_shaped(n: int = 60_000) -> dict[str, np.ndarray]:
 
 
 def peer_path() -> None:
-    """Lets `import cyreal` find a copy beside the repository's scratch folder."""
+    """Lets `import cyreal` find a copy in `benchmarks/peers`, where nothing can be installed."""
     sys.path.append(str(Path(__file__).parent / "peers"))

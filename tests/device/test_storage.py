@@ -160,3 +160,13 @@ def test_what_cannot_become_arrays_is_refused(dataset: Any, message: str) -> Non
 def test_an_unknown_storage_device_is_refused() -> None:
     with pytest.raises(cereal.PipelineError, match=r"^dataset_to_jax: there is no device 'disk'"):
         dataset_to_jax(np.arange(3), storage_device="disk")
+
+
+def test_a_list_is_a_list_of_elements() -> None:
+    elements = [{"x": np.full(2, i, np.float32)} for i in range(3)]
+    data = cereal.dataset_to_jax(elements)
+    np.testing.assert_array_equal(data["x"], [[0, 0], [1, 1], [2, 2]])
+    whole = (np.zeros((3, 2), np.float32), np.arange(3, dtype=np.int32))
+    assert [leaf.shape for leaf in cereal.dataset_to_jax(whole)] == [(3, 2), (3,)]
+    with pytest.raises(cereal.PipelineError, match="for whole arrays write a tuple or a dict"):
+        cereal.dataset_to_jax(list(whole))

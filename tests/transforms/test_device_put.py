@@ -157,3 +157,11 @@ def test_what_is_no_device_is_refused_when_built(device: Any, message: str) -> N
 def test_the_mask_is_bool_wherever_it_is() -> None:
     for _, mask in handed_out(loader_to(spread("auto"))):
         assert mask.dtype == jnp.bool_
+
+
+def test_a_sharding_before_batching_is_refused() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    placed = cereal.DevicePutTransform(sharding)(cereal.RangeSource(8))
+    with pytest.raises(cereal.PipelineError, match="put the DevicePutTransform after the Batch"):
+        cereal.BatchTransform(4)(placed)

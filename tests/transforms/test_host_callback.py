@@ -286,3 +286,16 @@ def test_several_threads_may_run_one_loader() -> None:
     for thread in threads:
         thread.join()
     assert len(counts) == 9
+
+
+def test_vmap_of_a_scan_inside_jit_is_refused_in_our_words() -> None:
+    stages = [cereal.RangeSource(8), cereal.BatchTransform(4)]
+    loader = cereal.DataLoader([*stages, cereal.HostCallbackTransform(lambda batch, mask: None)])
+    states = jax.vmap(loader.init_state)(jax.random.split(jax.random.key(0), 2))
+
+    def run(state: Any) -> Any:
+        return loader.scan_epoch(state, 0, lambda carry, batch, mask: (carry, None))[1]
+
+    for mapped in (jax.vmap(run), jax.jit(jax.vmap(run))):
+        with pytest.raises(cereal.UsageError, match="no meaning under `vmap`"):
+            mapped(states)

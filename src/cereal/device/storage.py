@@ -62,9 +62,10 @@ def settle(array: Any) -> Any:
 def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
     """Loads a dataset into JAX arrays, committed to a device.
 
-    `dataset` is a tree of arrays, something with `as_array_dict()`, or anything with `len` and
-    indexing, whose elements are stacked. `storage_device=None` is the default device. On a
-    machine with a GPU, data kept on the CPU stays there, and only batches travel.
+    `dataset` is a tree of arrays (a dict, a tuple, ...), something with `as_array_dict()`, or
+    anything with `len` and indexing, a list included, whose elements are stacked.
+    `storage_device=None` is the default device. On a machine with a GPU, data kept on the CPU
+    stays there, and only batches travel.
 
     >>> import cereal
     >>> data = cereal.dataset_to_jax(cereal.DigitsDataset("test"))
@@ -103,7 +104,8 @@ def _arrays_of(dataset: Any, owner: str) -> Any:
     if hasattr(dataset, "as_array_dict"):
         return dataset.as_array_dict()
     leaves = jax.tree.leaves(dataset)
-    if leaves and all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves):
+    arrays = leaves and all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
+    if arrays and not isinstance(dataset, list):
         return dataset
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise PipelineError(
@@ -119,5 +121,6 @@ def _arrays_of(dataset: Any, owner: str) -> Any:
         reason = str(error).strip().partition("\n")[0]
         raise PipelineError(
             f"{owner}: the elements do not stack into arrays ({reason}); they must all have one "
-            f"structure and one shape."
+            f"structure and one shape. (A list is a list of elements; for whole arrays write a "
+            f"tuple or a dict of them.)"
         ) from error

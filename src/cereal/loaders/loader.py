@@ -147,7 +147,8 @@ class DataLoader(Generic[T]):
         source = resolve(self.source, state)
         if staging():
             check_body(body_fn)
-            return scan_steps(source, state, carry, body_fn, steps, unroll)
+            with raising(source.callbacks):
+                return scan_steps(source, state, carry, body_fn, steps, unroll)
         program = self._programs.get(body_fn, steps, unroll)
         with raising(source.callbacks):
             result = program(source, state, carry)

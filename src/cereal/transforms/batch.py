@@ -86,6 +86,11 @@ class BatchTransform(Transform[Any, Any]):
                 f"{self.label} comes after a HostCallbackTransform, which runs once per batch; "
                 f"put the callback after the BatchTransform."
             )
+        if isinstance(source.placement, jax.sharding.Sharding):
+            raise PipelineError(
+                f"{self.label} comes after a DevicePutTransform with a sharding, which lays out "
+                f"batches; put the DevicePutTransform after the BatchTransform."
+            )
         spec = Spec(source.element_spec()).batched(self.batch_size)
         if not isinstance(source, Positional):
             if self.drop_last:
