@@ -309,3 +309,32 @@ def test_a_state_of_another_pipeline_is_refused() -> None:
     state = make_loader(5).init_state(0)
     with pytest.raises(cereal.StateError, match="it has length=5, this one has length=26"):
         make_loader().scan_epoch(state, 0, collect)
+
+
+def test_a_body_defined_anew_in_every_epoch_is_compiled_once() -> None:
+    loader = cereal.DataLoader([cereal.RangeSource(8), cereal.BatchTransform(4)])
+    traces: list[float] = []
+
+    def run(scale: float) -> float:
+        def body(carry: Any, batch: Any, mask: Any) -> tuple[Any, None]:
+            traces.append(scale)
+            return carry + scale * batch.sum(), None
+
+        return float(loader.scan_epoch(loader.init_state(0), 0.0, body)[1])
+
+    assert [run(1.0), run(2.0)] == [28.0, 56.0]
+    once = len(traces)
+    assert [run(1.0), run(2.0), run(1.0)] == [28.0, 56.0, 28.0]
+    assert len(traces) == once
+
+
+def test_bodies_over_equal_but_different_objects_are_not_confused() -> None:
+    loader = cereal.DataLoader([cereal.RangeSource(8), cereal.BatchTransform(4)])
+
+    def run(weights: Any) -> float:
+        def body(carry: Any, batch: Any, mask: Any) -> tuple[Any, None]:
+            return carry + (weights[0] * batch).sum(), None
+
+        return float(loader.scan_epoch(loader.init_state(0), 0.0, body)[1])
+
+    assert [run([1.0]), run([2.0]), run([3.0])] == [28.0, 56.0, 84.0]

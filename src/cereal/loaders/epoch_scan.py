@@ -9,7 +9,7 @@ permutation; but at most 4 M indices are stored at a time.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -51,6 +51,22 @@ def can_be_kept(body_fn: Any) -> bool:
     except (TypeError, ValueError):  # not hashable; a cell that is empty still
         return False
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(held))
+
+
+def identity(body_fn: Any) -> Hashable:
+    """What makes two bodies one: the same code over the same objects.
+
+    A body that is defined inside the loop over epochs is a new function every time, and must not
+    be compiled every time. Whoever keeps an identity keeps the function too, so that the objects
+    live and their numbers stay theirs.
+    """
+    if not inspect.isfunction(body_fn):
+        return body_fn
+    cells = [cell.cell_contents for cell in body_fn.__closure__ or ()]
+    held = [*cells, *(body_fn.__defaults__ or ()), *(body_fn.__kwdefaults__ or {}).values()]
+    plain = (int, float, str, bytes, type(None))
+    known = ((type(x), x) if type(x) in (*plain, bool) else id(x) for x in held)
+    return (body_fn.__code__, id(body_fn.__globals__), tuple(known))
 
 
 def scan_steps(

@@ -23,7 +23,7 @@ from ..core.source import Mask, Positional, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
 from ..monitor.drawing import draw, summary
 from .compose import compose, refuse_options
-from .epoch_scan import can_be_kept, check_body, scan_steps
+from .epoch_scan import can_be_kept, check_body, identity, scan_steps
 from .iterator import BatchIterator, PositionalIterator, StreamIterator
 from .next_batch import NextBatch
 
@@ -248,11 +248,11 @@ class _Programs:
         self._made: OrderedDict[Any, Any] = OrderedDict()
 
     def get(self, body_fn: Any, steps: int, unroll: int | bool) -> Any:
-        key = (body_fn, steps, unroll)
         if not can_be_kept(body_fn):
-            return self._make(*key)
+            return self._make(body_fn, steps, unroll)
+        key = (identity(body_fn), steps, unroll)
         with self._lock:
-            program = self._made.pop(key, None) or self._make(*key)
+            program = self._made.pop(key, None) or self._make(body_fn, steps, unroll)
             self._made[key] = program
             if len(self._made) > _MOST_PROGRAMS:
                 self._made.popitem(last=False)
