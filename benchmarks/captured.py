@@ -70,17 +70,21 @@ def bare(loader: cereal.DataLoader, state: Any) -> Callable[[Any], Any]:
     return lambda state: run(state.words, *leaves)
 
 
-def dispatches(calls: dict[str, Callable[[Any], Any]], state: Any, rounds: int = 1000) -> None:
-    """Time until a call returns, with nothing else in flight; the calls take turns."""
+def dispatches(calls: dict[str, Callable[[Any], Any]], state: Any, rounds: int = 15) -> None:
+    """Time until a call returns, with nothing else in flight.
+
+    The programs take turns of a hundred calls each, as a training loop calls one program again and
+    again.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        jax.block_until_ready(call(state))
     for _ in range(rounds):
         for name, call in calls.items():
-            begin = time.perf_counter()
-            out = call(state)
-            times[name].append(time.perf_counter() - begin)
-            jax.block_until_ready(out)
+            jax.block_until_ready(call(state))
+            for _ in range(100):
+                begin = time.perf_counter()
+                out = call(state)
+                times[name].append(time.perf_counter() - begin)
+                jax.block_until_ready(out)
     for name, taken in times.items():
         median = 1e6 * statistics.median(taken)
         limited = "bare" not in name and not on_gpu()
