@@ -91,7 +91,7 @@ class Source(ABC, Generic[T_co]):
     @property
     def light(self) -> bool:
         """Whether a step is quick to compile, so that a program may hold many of them."""
-        return True
+        return False
 
     @property
     def placement(self) -> Any:

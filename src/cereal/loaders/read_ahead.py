@@ -26,12 +26,17 @@ LEAST_CALLS = 8
 @partial(jax.jit, static_argnames="count")
 def _read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[Any], Any]:
     rows, words = source.plan.rows_for(words, count)
+
+    def read(rows: Rows) -> tuple[Any, Any]:
+        values, mask = source.read(rows)
+        return values, mask if source.masks else None  # else it follows from the position
+
     if source.light:
-        return [source.read(rows[k]) for k in range(count)], words
+        return [read(rows[k]) for k in range(count)], words
 
     # User functions are compiled once, in a loop, not `count` times.
     def one(_: None, xs: tuple[Any, Any, Any]) -> tuple[None, Any]:
-        return None, source.read(Rows(rows.key, *xs))
+        return None, read(Rows(rows.key, *xs))
 
     _, stacked = lax.scan(one, None, (rows.epoch, rows.index, rows.valid))
     return [jax.tree.map(lambda x, k=k: x[k], stacked) for k in range(count)], words
@@ -40,8 +45,8 @@ def _read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[An
 def read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[Any], Any]:
     """The next `count` (batch, mask) pairs, and the state's words after them.
 
-    A mask of None is all True. The words stay on the device: sending them there with every call
-    would cost more than the call.
+    A mask is None where no stage changes masks. The words stay on the device: sending them there
+    with every call would cost more than the call.
     """
     source = resolve(source)
     made, words = _read_many(source, words, count)

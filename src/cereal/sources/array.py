@@ -57,6 +57,10 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
         return jax.tree.leaves(self.data)[0].shape[0]  # words have as many rows
 
     @property
+    def light(self) -> bool:
+        return True
+
+    @property
     def label(self) -> str:
         carried = f", index_key={self.index_key!r}" if self.index_key else ""
         return f"ArraySampleSource(ordering={self.order.name}{carried})"

@@ -67,6 +67,10 @@ class RangeSource(IndexedSource[jax.Array]):
         return self.stop - self.start
 
     @property
+    def light(self) -> bool:
+        return True
+
+    @property
     def label(self) -> str:
         return f"RangeSource({self.start}, {self.stop}, ordering={self.order.name})"
 
