@@ -16,33 +16,33 @@ General layout, in the order in which rooms may import each other:
 
 from typing import Any as _Any
 
-from .core.errors import CaptureWarning as CaptureWarning
-from .core.errors import CerealError as CerealError
-from .core.errors import PipelineError as PipelineError
-from .core.errors import StateError as StateError
-from .core.errors import UsageError as UsageError
-from .core.masked import masked_mean as masked_mean
-from .core.pytree import pytree_dataclass as pytree_dataclass
-from .core.pytree import static_field as static_field
-from .core.source import IndexedSource as IndexedSource
-from .core.source import Source as Source
-from .core.stage import Transform as Transform
-from .core.state import PipelineState as PipelineState
-from .datasets.digits import DigitsDataset as DigitsDataset
-from .device.storage import dataset_to_jax as dataset_to_jax
-from .loaders.iterator import BatchIterator as BatchIterator
-from .loaders.jit import jit as jit
-from .loaders.loader import DataLoader as DataLoader
-from .sources.array import ArraySampleSource as ArraySampleSource
-from .sources.range import RangeSource as RangeSource
-from .transforms.batch import BatchTransform as BatchTransform
-from .transforms.device_put import DevicePutTransform as DevicePutTransform
-from .transforms.host_callback import HostCallbackTransform as HostCallbackTransform
-from .transforms.image import FlattenImageTransform as FlattenImageTransform
-from .transforms.image import NormalizeImageTransform as NormalizeImageTransform
-from .transforms.map import MapTransform as MapTransform
-from .transforms.random_map import RandomMapTransform as RandomMapTransform
-from .transforms.rename import RenameTransform as RenameTransform
+from .core import CaptureWarning as CaptureWarning
+from .core import CerealError as CerealError
+from .core import IndexedSource as IndexedSource
+from .core import PipelineError as PipelineError
+from .core import PipelineState as PipelineState
+from .core import Source as Source
+from .core import StateError as StateError
+from .core import Transform as Transform
+from .core import UsageError as UsageError
+from .core import masked_mean as masked_mean
+from .core import pytree_dataclass as pytree_dataclass
+from .core import static_field as static_field
+from .datasets import DigitsDataset as DigitsDataset
+from .device import dataset_to_jax as dataset_to_jax
+from .loaders import BatchIterator as BatchIterator
+from .loaders import DataLoader as DataLoader
+from .loaders import jit as jit
+from .sources import ArraySampleSource as ArraySampleSource
+from .sources import RangeSource as RangeSource
+from .transforms import BatchTransform as BatchTransform
+from .transforms import DevicePutTransform as DevicePutTransform
+from .transforms import FlattenImageTransform as FlattenImageTransform
+from .transforms import HostCallbackTransform as HostCallbackTransform
+from .transforms import MapTransform as MapTransform
+from .transforms import NormalizeImageTransform as NormalizeImageTransform
+from .transforms import RandomMapTransform as RandomMapTransform
+from .transforms import RenameTransform as RenameTransform
 
 __version__ = "0.1.0"
 

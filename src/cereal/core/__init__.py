@@ -5,6 +5,7 @@ from .errors import CerealError as CerealError
 from .errors import PipelineError as PipelineError
 from .errors import StateError as StateError
 from .errors import UsageError as UsageError
+from .masked import masked_mean as masked_mean
 from .pytree import pytree_dataclass as pytree_dataclass
 from .pytree import static_field as static_field
 from .source import IndexedSource as IndexedSource

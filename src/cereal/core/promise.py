@@ -25,7 +25,7 @@ def infer_spec(stage: Stage[Any, Any], source: Source[Any], lanes: tuple[int, ..
     spec = source.element_spec()
     try:
         out = jax.eval_shape(
-            lambda values, mask, keys: _checked(stage, *stage.apply(values, mask, keys, lanes)),
+            lambda values, mask, keys: _checked(stage, stage.apply(values, mask, keys, lanes)[0]),
             spec,
             mask,
             keys,
@@ -40,8 +40,8 @@ def infer_spec(stage: Stage[Any, Any], source: Source[Any], lanes: tuple[int, ..
     return Spec(out)
 
 
-def _checked(stage: Stage[Any, Any], values: Any, mask: Any) -> Any:
-    del mask
+def _checked(stage: Stage[Any, Any], values: Any) -> Any:
+    """The values, if they are a tree of arrays."""
     leaves = jax.tree_util.tree_flatten_with_path(values)[0]
     for path, leaf in leaves:
         if not is_array_like(leaf):
@@ -60,7 +60,7 @@ def _checked(stage: Stage[Any, Any], values: Any, mask: Any) -> Any:
 
 def as_built(stage: Stage[Any, Any], values: Any, spec: Spec, drop: int) -> Any:
     """The values as arrays, after checking that they are what the built pipeline promised."""
-    values = jax.tree.map(jnp.asarray, _checked(stage, values, None))
+    values = jax.tree.map(jnp.asarray, _checked(stage, values))
     now = Spec(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[drop:], x.dtype), values))
     if now != spec:
         raise PipelineError(

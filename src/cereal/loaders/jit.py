@@ -44,8 +44,9 @@ class _Jitted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if eager():  # the short way: nobody above has arrays to put in place of ours
+            kwargs[_CAPTURED] = self._arrays
             try:
-                return self._compiled(*args, cereal_captured_arrays=self._arrays, **kwargs)
+                return self._compiled(*args, **kwargs)
             except Discovered as found:
                 self._learn(found.arrays)
         return self._with_arrays(self._compiled, args, kwargs)
