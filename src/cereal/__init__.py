@@ -16,8 +16,11 @@ General layout, in the order in which rooms may import each other:
 
 from typing import Any as _Any
 
+from .core import BlockShuffle as BlockShuffle
+from .core import Bootstrap as Bootstrap
 from .core import CaptureWarning as CaptureWarning
 from .core import CerealError as CerealError
+from .core import ClassBalanced as ClassBalanced
 from .core import IndexedSource as IndexedSource
 from .core import PipelineError as PipelineError
 from .core import PipelineState as PipelineState
@@ -25,6 +28,7 @@ from .core import Source as Source
 from .core import StateError as StateError
 from .core import Transform as Transform
 from .core import UsageError as UsageError
+from .core import WeightedSampling as WeightedSampling
 from .core import masked_mean as masked_mean
 from .core import pytree_dataclass as pytree_dataclass
 from .core import static_field as static_field
@@ -32,17 +36,32 @@ from .datasets import DigitsDataset as DigitsDataset
 from .device import dataset_to_jax as dataset_to_jax
 from .loaders import BatchIterator as BatchIterator
 from .loaders import DataLoader as DataLoader
+from .loaders import evaluate as evaluate
 from .loaders import jit as jit
 from .sources import ArraySampleSource as ArraySampleSource
+from .sources import ConcatSource as ConcatSource
+from .sources import MixSource as MixSource
 from .sources import RangeSource as RangeSource
+from .sources import RepeatSource as RepeatSource
+from .sources import SliceSource as SliceSource
+from .sources import WindowSource as WindowSource
+from .sources import ZipSource as ZipSource
+from .sources import kfold as kfold
+from .sources import select as select
+from .sources import split as split
+from .sources import split_time as split_time
 from .transforms import BatchTransform as BatchTransform
+from .transforms import CacheTransform as CacheTransform
 from .transforms import DevicePutTransform as DevicePutTransform
+from .transforms import FilterTransform as FilterTransform
 from .transforms import FlattenImageTransform as FlattenImageTransform
 from .transforms import HostCallbackTransform as HostCallbackTransform
 from .transforms import MapTransform as MapTransform
 from .transforms import NormalizeImageTransform as NormalizeImageTransform
 from .transforms import RandomMapTransform as RandomMapTransform
 from .transforms import RenameTransform as RenameTransform
+from .transforms import TimeSeriesBatchTransform as TimeSeriesBatchTransform
+from .transforms import UnbatchTransform as UnbatchTransform
 
 __version__ = "0.1.0"
 

@@ -84,9 +84,9 @@ def test_traced_indices_are_read_where_they_are_traced() -> None:
 @pytest.mark.parametrize(
     ("ordering", "message"),
     [
-        ("random", 'Test: `ordering` must be "sequential", "shuffle" .* got \'random\''),
-        (None, 'must be "sequential", "shuffle" or an array of indices, got NoneType'),
-        (3, 'must be "sequential", "shuffle" or an array of indices, got int'),
+        ("random", 'Test: `ordering` must be "sequential", "shuffle".* got \'random\''),
+        (None, 'must be "sequential", "shuffle", an array of indices or .* got NoneType'),
+        (3, 'must be "sequential", "shuffle", an array of indices or .* got int'),
         ([0, 5], "has the index 5, outside the data's range 0 to 4; drop it"),
         ([0, -1], "has the index -1, outside the data's range 0 to 4; drop it"),
         ([], "is empty; give it at least one index"),

@@ -1,5 +1,6 @@
 """Contracts and arithmetic; needs jax and numpy alone."""
 
+from .block_shuffle import BlockShuffle as BlockShuffle
 from .errors import CaptureWarning as CaptureWarning
 from .errors import CerealError as CerealError
 from .errors import PipelineError as PipelineError
@@ -8,6 +9,9 @@ from .errors import UsageError as UsageError
 from .masked import masked_mean as masked_mean
 from .pytree import pytree_dataclass as pytree_dataclass
 from .pytree import static_field as static_field
+from .sampling import Bootstrap as Bootstrap
+from .sampling import ClassBalanced as ClassBalanced
+from .sampling import WeightedSampling as WeightedSampling
 from .source import IndexedSource as IndexedSource
 from .source import Source as Source
 from .stage import Transform as Transform

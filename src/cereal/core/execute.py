@@ -2,19 +2,27 @@
 
 Compiled always, also outside of the user's `jit`: eager float arithmetic differs in the last bit.
 The pipeline is an argument of the compiled function, never captured by it.
+
+A pipeline over data on the host is two programs with Python between them:
+
+    route: which rows  ->  fetch: Python reads them  ->  read: the compiled stages
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 
 from .callback import raising
-from .capture import is_concrete, resolve
+from .capture import eager, is_concrete, resolve
+from .state import PipelineState
 
 if TYPE_CHECKING:
-    from .source import Source
+    from .rows import Rows
+    from .source import Positional, Source
 
 
 @jax.jit
@@ -22,14 +30,51 @@ def _next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
     return source.step(state)
 
 
+@partial(jax.jit, static_argnames=("remainder", "steps"))
+def _routed(source: Positional[Any], words: Any, remainder: Any, steps: int) -> tuple[Rows, Any]:
+    rows, words = source.plan.ending(remainder).rows_for(words, steps)
+    return source.route(rows), words
+
+
+@jax.jit
+def _read(source: Positional[Any], rows: Rows) -> tuple[Any, Any]:
+    return source.read(rows)
+
+
+def routed_rows(
+    source: Positional[Any], words: Any, steps: int, remainder: Any = None
+) -> tuple[Rows, Any]:
+    """The rows of the next steps as NumPy arrays, routed, and the state's words after them."""
+    rows, words = _routed(source, words, remainder, steps)
+    return jax.device_get(rows), words
+
+
+def read_fetched(source: Positional[Any], rows: Rows) -> tuple[Any, Any]:
+    """Fetches routed rows of one axis and runs the compiled stages over them."""
+    return _read(source, source.fetch(rows))
+
+
+def read_rows(source: Positional[Any], rows: Rows) -> tuple[Any, Any]:
+    """The batch and the mask of the routed rows of one step."""
+    values, mask = read_fetched(source, rows)
+    return values, jnp.ones(source.lanes, jnp.bool_) if mask is None else mask
+
+
+def _next_on_host(source: Positional[Any], state: Any) -> tuple[Any, Any, Any]:
+    rows, words = routed_rows(source, state.words, 1)
+    values, mask = read_rows(source, rows[0])
+    return values, mask, PipelineState(words, state.fingerprint)
+
+
 def run_next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
     """`source.step(state)`, compiled, with what belongs around it outside of `jit`."""
     source = resolve(source, state)
+    step: Any = _next_on_host if source.host and eager() else _next
     if not source.callbacks:
-        values, mask, state = _next(source, state)
+        values, mask, state = step(source, state)
     else:
         with raising(source.callbacks):
-            values, mask, state = _next(source, state)
+            values, mask, state = step(source, state)
             if is_concrete(mask):
                 # The user's function has run, or has failed, when the batch is handed out.
                 jax.block_until_ready((values, mask, state))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from .errors import PipelineError
 from .pytree import pytree_dataclass, static_field
@@ -75,3 +76,14 @@ def takes_second(function: Function, name: str) -> bool:
     if len(positional) < 2:
         return False
     return positional[1].default is inspect.Parameter.empty or positional[1].name == name
+
+
+def as_decision(keep: Any, owner: str) -> Any:
+    """What a filter's function returned, if it is one yes or no."""
+    shape, dtype = jnp.shape(keep), jnp.result_type(keep)
+    if shape != () or dtype != jnp.bool_:
+        raise PipelineError(
+            f"{owner}: the function must return one True or False per element, returned "
+            f"{dtype}{list(shape)}; write a comparison, and `.any()` or `.all()` over axes."
+        )
+    return jnp.asarray(keep)

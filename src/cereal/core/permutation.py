@@ -27,6 +27,7 @@ from jax import lax
 
 from .errors import PipelineError
 from .threefry import ORDER, threefry
+from .wide import high_word
 
 ROUNDS = 40
 ROUNDS_64 = 80
@@ -56,15 +57,7 @@ def round_constants(
     first, salt = threefry(key, (epoch, number))
     if xp is np:
         return ((first.astype(np.uint64) * np.uint64(n)) >> np.uint64(32)).astype(np.uint32), salt
-    return _high_word(first, n), salt
-
-
-def _high_word(x: Words, n: int) -> Words:
-    """(x * n) >> 32 in 32-bit words. `lax.mulhi` does not compile for several devices."""
-    x_high, x_low = x >> 16, x & 0xFFFF
-    n_high, n_low = np.uint32(n >> 16), np.uint32(n & 0xFFFF)
-    middle = x_high * n_low + (x_low * n_low >> 16)
-    return x_high * n_high + (middle >> 16) + (x_low * n_high + (middle & 0xFFFF) >> 16)
+    return high_word(first, np.uint32(n)), salt
 
 
 def permute(
@@ -80,10 +73,10 @@ def permute(
     if n == 1:
         return position.astype(np.int64 if isinstance(position, np.ndarray) else np.int32)
     if isinstance(position, np.ndarray):
-        one_round = _round_64 if n > MAX_TRACED else _round
-        index = position.astype(np.uint64 if n > MAX_TRACED else np.uint32)
+        one_round, word = (_round_64, np.uint64) if n > MAX_TRACED else (round_numpy, np.uint32)
+        index = position.astype(word)
         for constant, salt in zip(*constants, strict=True):
-            index = one_round(index, constant[column], salt[column], n)
+            index = one_round(index, constant[column], salt[column], word(n))
         return index.astype(np.int64)
     return _permute_traced(position.astype(jnp.uint32), column, constants, n).astype(jnp.int32)
 
@@ -94,7 +87,7 @@ def _permute_traced(
     def rolled(position: Words, column: Words, constants: Any) -> Words:
         def one_round(position: Words, row: tuple[Words, Words]) -> tuple[Words, None]:
             constant, salt = (_of_lane(word, column) for word in row)
-            return _round_traced(position, constant, salt, n), None
+            return round_traced(position, constant, salt, np.uint32(n)), None
 
         return lax.scan(one_round, position, constants, unroll=2)[0]
 
@@ -107,7 +100,7 @@ def _permute_traced(
             lanes = [_of_lane(words.T, column) for words in group]  # [lanes, rounds]
             for number in range(group[0].shape[0]):
                 constant, salt = (lax.index_in_dim(w, number, -1, keepdims=False) for w in lanes)
-                position = _round_traced(position, constant, salt, n)
+                position = round_traced(position, constant, salt, np.uint32(n))
         return position
 
     # XLA's CPU compiler fuses unrolled rounds into whatever reads the batch and evaluates them
@@ -127,19 +120,29 @@ def _of_lane(table: Words, column: Words) -> Words:
     return lax.select(is_first, first, jnp.broadcast_to(table[1], shape))
 
 
-def _round(x: Words, constant: Words, salt: Words, n: int) -> Words:
+def inverse(constants: tuple[Words, Words]) -> tuple[Words, Words]:
+    """The constants with which `permute` finds the position of an index.
+
+    Each round changes places or does not: done twice, it is undone.
+    """
+    return constants[0][::-1], constants[1][::-1]
+
+
+def round_numpy(x: Words, constant: Words, salt: Words, n: Words) -> Words:
+    """One round, in NumPy."""
     below = constant - x
-    partner = np.where(constant < x, below + np.uint32(n), below)
+    partner = np.where(constant < x, below + n, below)
     hashed = (np.maximum(x, partner) ^ salt) * np.uint32(_C1)
     hashed = (hashed ^ (hashed >> np.uint32(16))) * np.uint32(_C2)
     return np.where(hashed >= np.uint32(2**31), partner, x)
 
 
-def _round_traced(x: Words, constant: Words, salt: Words, n: int) -> Words:
-    # `_round` in bare lax operations: a third of the operations that jnp's would be, and so a
+def round_traced(x: Words, constant: Words, salt: Words, n: Words) -> Words:
+    """One round, in JAX."""
+    # In bare lax operations: a third of the operations that jnp's would be, and so a
     # third of the time to compile, which 40 rounds make felt.
     below = lax.sub(constant, x)
-    partner = lax.select(lax.lt(constant, x), lax.add(below, np.uint32(n)), below)
+    partner = lax.select(lax.lt(constant, x), lax.add(below, n), below)
     hashed = lax.mul(lax.bitwise_xor(lax.max(x, partner), salt), np.uint32(_C1))
     shifted = lax.shift_right_logical(hashed, np.uint32(16))
     hashed = lax.mul(lax.bitwise_xor(hashed, shifted), np.uint32(_C2))
@@ -157,9 +160,9 @@ def _round_constants_64(
     return np.array(constant, np.uint64), words[rounds:]
 
 
-def _round_64(x: Words, constant: Words, salt: Words, n: int) -> Words:
+def _round_64(x: Words, constant: Words, salt: Words, n: Words) -> Words:
     below = constant - x
-    partner = np.where(constant < x, below + np.uint64(n), below)
+    partner = np.where(constant < x, below + n, below)
     hashed = (np.maximum(x, partner) ^ salt) * np.uint64(_C1_64)
     hashed = (hashed ^ (hashed >> np.uint64(32))) * np.uint64(_C2_64)
     return np.where(hashed >= np.uint64(2**63), partner, x)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,33 +19,46 @@ import jax.numpy as jnp
 import numpy as np
 
 from .ordering import Order
-from .position import Remainder, epochs_touched, starts
+from .position import Remainder, epochs_touched, starts, steps_in
 from .pytree import pytree_dataclass
-from .threefry import STAGE, threefry
+from .threefry import STAGE, key_for, threefry
 
 
 @pytree_dataclass
 class Rows:
-    """The elements of one step; all arrays have the shape of its lanes."""
+    """The elements of one step, or of many; all arrays begin with the axes of its lanes."""
 
-    key: Any  # two words
+    key: Any  # two words; None where only the lanes travel
     epoch: Any
     index: Any
     valid: Any  # None: all of them
+    draw: Any = None  # tells two visits to an element in one epoch apart; None: its index does
+    below: Any = None  # what the sources below were found to need, ahead of reading
+
+    @property
+    def lanes(self) -> Rows:
+        """Everything but the key: what a scan or a vmap goes over."""
+        return self.replaced(key=None)
+
+    def replaced(self, **fields: Any) -> Rows:
+        return dataclasses.replace(self, **fields)
+
+    def map(self, fn: Callable[[Any], Any]) -> Rows:
+        """`fn` over every array but the key."""
+        return jax.tree.map(fn, self.lanes).replaced(key=self.key)
 
     def __getitem__(self, at: Any) -> Rows:
-        valid = None if self.valid is None else self.valid[at]
-        return Rows(self.key, self.epoch[at], self.index[at], valid)
+        return self.map(lambda x: x[at])
 
     def reshape(self, *shape: int) -> Rows:
-        valid = None if self.valid is None else self.valid.reshape(shape)
-        return Rows(self.key, self.epoch.reshape(shape), self.index.reshape(shape), valid)
+        axes = self.index.ndim
+        return self.map(lambda x: x.reshape((*shape, *x.shape[axes:])))
 
     def element_keys(self, stage: int) -> jax.Array:
         """One JAX random key per lane, for random stage number `stage`."""
-        number = np.uint32(stage)
-        high, low = threefry((self.key[0], self.key[1]), (jnp.asarray(number), STAGE))
-        words = threefry((high, low), (self.epoch, self.index.astype(jnp.uint32)))
+        high, low = key_for(self.key, stage, STAGE)
+        which = self.index if self.draw is None else self.draw
+        words = threefry((high, low), (self.epoch, which.astype(jnp.uint32)))
         return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl="threefry2x32")
 
 
@@ -61,6 +75,15 @@ class Plan:
     def batch(self) -> int:
         """Elements that one step takes."""
         return math.prod(self.lanes)
+
+    def ending(self, remainder: Remainder | None) -> Plan:
+        """The same walk with another rule for the end of an epoch; None: the same rule."""
+        return self if remainder is None else dataclasses.replace(self, remainder=remainder)
+
+    @property
+    def steps(self) -> int:
+        """Steps in an epoch that starts at its beginning."""
+        return steps_in(self.length, self.batch, self.remainder)
 
     @property
     def arithmetic(self) -> dict[str, Any]:
@@ -83,14 +106,16 @@ class Plan:
         if self.remainder != "drop":  # padding repeats the epoch's first elements
             position = position % self.length
         touched = epochs_touched(steps, **self.arithmetic)
-        index = self.order.index(
+        visit = self.order.visit(
             (words[0], words[1]),
             (epochs[0] + xp.arange(touched, dtype=wide)).astype(xp.uint32),
             lane_epoch - epochs[0],
             position,
             self.length,
         )
-        rows = Rows(words[:2], lane_epoch.astype(xp.uint32), _as_index(xp, index), valid)
+        epoch = lane_epoch if visit.epoch is None else visit.epoch
+        index = _as_index(xp, visit.index)
+        rows = Rows(words[:2], epoch.astype(xp.uint32), index, valid, visit.draw)
         return rows.reshape(steps, *self.lanes), _write_words(xp, words, epochs[-1], offsets[-1])
 
 

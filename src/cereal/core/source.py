@@ -20,7 +20,7 @@ from .errors import PipelineError
 from .execute import run_next
 from .ordering import Order, as_order
 from .permutation import MAX_TRACED
-from .position import Remainder, steps_in
+from .position import Remainder
 from .rows import Plan, Rows
 from .state import Fingerprint, PipelineState, check_state, start_state
 
@@ -89,6 +89,11 @@ class Source(ABC, Generic[T_co]):
         return ()
 
     @property
+    def host(self) -> bool:
+        """Whether data below is read by Python, outside of compiled programs."""
+        return False
+
+    @property
     def light(self) -> bool:
         """Whether a step is quick to compile, so that a program may hold many of them."""
         return False
@@ -135,6 +140,22 @@ class Positional(Source[T_co]):
         """Whether a stage changes masks, so that they cannot be told from positions."""
         return False
 
+    @property
+    def random(self) -> bool:
+        """Whether what a step gives depends on the key."""
+        return self.order.random or self.random_stages > 0
+
+    def route(self, rows: Rows) -> Rows:
+        """The rows with what is below them, found by arithmetic ahead of reading.
+
+        For rows of any number of axes, in NumPy or JAX; `read` does it if nobody did.
+        """
+        return rows
+
+    def fetch(self, rows: Rows) -> Rows:
+        """The routed rows (in NumPy) with what Python reads for them; outside of programs."""
+        return rows
+
     @abstractmethod
     def read(self, rows: Rows) -> tuple[T_co, Any]:
         """The values of these rows, and their mask (None: all real)."""
@@ -147,12 +168,17 @@ class Positional(Source[T_co]):
     @property
     def steps_per_epoch(self) -> int:  # type: ignore[override]
         """Steps in an epoch that starts at its beginning."""
-        return steps_in(self.length, self.plan.batch, self.remainder)
+        return self.plan.steps
 
     @property
     def fingerprint(self) -> Fingerprint:
         """What a state of this pipeline must agree with."""
-        return Fingerprint(self.length, self.order.name, self.random_stages)
+        return Fingerprint(self.length, self.walk, self.random_stages)
+
+    @property
+    def walk(self) -> str:
+        """The way through the data, in words: a state for another one is refused."""
+        return self.order.name
 
     def init_state(self, key: Any) -> PipelineState:
         """The state at the first element of epoch 0, for a JAX key or an integer."""
@@ -161,7 +187,7 @@ class Positional(Source[T_co]):
     def step(self, state: PipelineState) -> tuple[T_co, Mask, PipelineState]:
         """`next` as it is traced: no compilation, no placement."""
         rows, words = self.plan.rows_for(state.words, 1)
-        values, mask = self.read(rows[0])
+        values, mask = self.read(self.route(rows)[0])
         if mask is None:
             mask = jnp.ones(self.lanes, jnp.bool_)
         return values, mask, PipelineState(words, state.fingerprint)
@@ -224,6 +250,30 @@ class IndexedSource(Positional[T_co]):
     @property
     def remainder(self) -> Remainder:
         return "wrap"
+
+    @property
+    def keyed(self) -> bool:
+        """Whether the element at an index depends on the key."""
+        return self.random_stages > 0
+
+    @property
+    def fixed(self) -> bool:
+        """Whether an index stands for the same element in every epoch, augmentation aside."""
+        return True
+
+    @property
+    def once(self) -> bool:
+        """Whether no two indices may stand for one element of the data."""
+        return True
+
+    @property
+    def overlap(self) -> int:
+        """0, or if elements share data, the stride from which on they would not."""
+        return 0
+
+    @property
+    def random(self) -> bool:
+        return self.order.random or self.keyed
 
     def read(self, rows: Rows) -> tuple[T_co, Any]:
         """Reads rows of one axis, or a single row."""

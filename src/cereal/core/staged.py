@@ -93,6 +93,22 @@ class ElementStage(_StagedRows[T_co], IndexedSource[T_co]):
     def __len__(self) -> int:
         return len(self.source)
 
+    @property
+    def keyed(self) -> bool:
+        return self.source.keyed or self.stage.random
+
+    @property
+    def fixed(self) -> bool:
+        return self.source.fixed
+
+    @property
+    def once(self) -> bool:
+        return self.source.once
+
+    @property
+    def overlap(self) -> int:
+        return self.source.overlap
+
     def take(self, indices: jax.Array) -> T_co:
         if self.random_stages:
             raise UsageError(

@@ -11,6 +11,8 @@ the purpose in its top bits, which keeps the streams below apart:
     key of a random stage  counter (stage, STAGE)
     key of an element      counter (epoch, index), under the key of its stage
     a key of four words    counter (word 0, word 1), under words 2 and 3
+    key of a part          counter (number, PART): of a source that is joined with others
+    key of a purpose       counter (salt, purpose): DRAW, MIX, BLOCK; then counters of its own
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ import numpy as np
 
 ORDER = np.uint32(0x4F00_0000)
 STAGE = np.uint32(0x5300_0000)
+PART = np.uint32(0x5000_0000)
+DRAW = np.uint32(0x4400_0000)
+MIX = np.uint32(0x4D00_0000)
+BLOCK = np.uint32(0x4200_0000)
 
 _PARITY = np.uint32(0x1BD1_1BDA)
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -45,6 +51,13 @@ def threefry(key: tuple[Words, Words], counter: tuple[Words, Words]) -> tuple[Wo
     )
     first, second = jnp.split(blocks, 2)
     return first.reshape(high.shape), second.reshape(high.shape)
+
+
+def key_for(key: tuple[Words, Words], number: int, purpose: np.uint32) -> tuple[Words, Words]:
+    """The key of one of the purposes above."""
+    host = all(isinstance(word, np.ndarray | np.generic) for word in key)
+    word = np.uint32(number)
+    return threefry((key[0], key[1]), (word if host else jnp.asarray(word), purpose))
 
 
 def _threefry_numpy(key: tuple[Words, Words], counter: tuple[Words, Words]) -> tuple[Words, Words]:

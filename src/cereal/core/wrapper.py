@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from .ordering import Order
 from .position import Remainder
+from .rows import Rows
 from .source import Positional, Source
 from .spec import Spec
 
@@ -58,9 +59,27 @@ class PositionalWrapper(Wrapper[T_co], Positional[T_co]):
         return self.source.remainder
 
     @property
+    def walk(self) -> str:
+        return self.source.walk
+
+    @property
     def random_stages(self) -> int:
         return self.source.random_stages
 
     @property
     def masks(self) -> bool:
         return self.source.masks
+
+    @property
+    def random(self) -> bool:
+        return self.source.random or self.random_stages > 0
+
+    @property
+    def host(self) -> bool:
+        return self.source.host
+
+    def route(self, rows: Rows) -> Rows:
+        return self.source.route(rows)
+
+    def fetch(self, rows: Rows) -> Rows:
+        return self.source.fetch(rows)

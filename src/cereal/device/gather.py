@@ -37,6 +37,18 @@ def take_rows(array: Any, indices: Any) -> Any:
     return _take(array, indices)
 
 
+def take_windows(array: Any, starts: Any, length: int) -> Any:
+    """array[start : start + length] for one axis of valid starts, stacked."""
+    if jax.typeof(array).memory_space == jax.memory.Space.Host:
+        rows = starts[:, None] + jnp.arange(length, dtype=starts.dtype)[None, :]
+        return _take_from_host(array, rows)
+
+    def one(start: Any) -> Any:
+        return lax.dynamic_slice_in_dim(array, start, length)
+
+    return jax.vmap(one)(starts)
+
+
 def _take(array: Any, indices: Any) -> Any:
     sharding = jax.typeof(array).sharding
     if sharding.mesh.are_all_axes_auto or not any(sharding.spec):

@@ -37,7 +37,16 @@ def as_device(device: Any, owner: str) -> Any:
 
 
 def settle(array: Any) -> Any:
-    """An array as a source keeps it; on the CPU, narrow integers as 32-bit words.
+    """An array as a source of its rows keeps it; on the CPU, narrow integers as 32-bit words."""
+    if not isinstance(array, jax.core.Tracer) and jax.default_backend() == "cpu":
+        array = _native(array)
+        if worth_packing(array):
+            return pack(array)
+    return place_array(array)
+
+
+def place_array(array: Any) -> Any:
+    """An array where a source keeps it.
 
     NumPy data has said nothing about its place: it is copied once to the default device, so
     that writing into it afterwards changes nothing. A `jax.Array` stays where it is; one in CPU
@@ -47,8 +56,6 @@ def settle(array: Any) -> Any:
     if isinstance(array, jax.core.Tracer):
         return array
     array = _native(array)
-    if jax.default_backend() == "cpu" and worth_packing(array):
-        return pack(array)
     if not isinstance(array, jax.Array):
         return jnp.array(array, copy=True)
     if jax.default_backend() == "cpu":

@@ -1,5 +1,6 @@
-"""WHEN: the loader, its iterator, and `cereal.jit`."""
+"""WHEN: the loader, its iterator, `evaluate` and `cereal.jit`."""
 
+from .evaluate import evaluate as evaluate
 from .iterator import BatchIterator as BatchIterator
 from .jit import jit as jit
 from .loader import DataLoader as DataLoader

@@ -9,15 +9,15 @@ permutation; but at most 4 M indices are stored at a time.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 from jax import lax
 
 from ..core.errors import UsageError
+from ..core.position import Remainder
 from ..core.rows import Rows
 from ..core.source import Positional, Source
 from ..core.state import PipelineState
@@ -43,48 +43,22 @@ def check_body(body_fn: Any) -> None:
         return
 
 
-def can_be_kept(body_fn: Any) -> bool:
-    """Whether a program of this body may be found again: not if it holds values of a trace."""
-    try:
-        hash(body_fn)
-        held = [cell.cell_contents for cell in getattr(body_fn, "__closure__", None) or ()]
-    except (TypeError, ValueError):  # not hashable; a cell that is empty still
-        return False
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(held))
-
-
-def identity(body_fn: Any) -> Hashable:
-    """What makes two bodies one: the same code over the same objects.
-
-    A body that is defined inside the loop over epochs is a new function every time, and must not
-    be compiled every time. Whoever keeps an identity keeps the function too, so that the objects
-    live and their numbers stay theirs.
-    """
-    if not inspect.isfunction(body_fn):
-        return body_fn
-    cells = [cell.cell_contents for cell in body_fn.__closure__ or ()]
-    held = [*cells, *(body_fn.__defaults__ or ()), *(body_fn.__kwdefaults__ or {}).values()]
-    plain = (int, float, str, bytes, type(None))
-    known = ((type(x), x) if type(x) in (*plain, bool) else id(x) for x in held)
-    return (body_fn.__code__, id(body_fn.__globals__), tuple(known))
-
-
 def scan_steps(
-    source: Source[Any], state: Any, carry: Any, body_fn: BodyFn, steps: int, unroll: int | bool
+    source: Source[Any],
+    state: Any,
+    carry: Any,
+    body_fn: BodyFn,
+    steps: int,
+    unroll: int | bool = 1,
+    remainder: Remainder | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Runs `body_fn` over the next `steps` batches; traced by whoever calls."""
+    """Runs `body_fn` over the next `steps` batches; traced by whoever calls.
 
-    def body(carry: Any, batch: Any, mask: Any) -> tuple[Any, Any]:
-        result = body_fn(carry, batch, mask)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise UsageError(
-                f"`body_fn` must return (carry, output), returned {type(result).__name__}; "
-                f"{_WRITE} (the output may be None)."
-            )
-        return result
-
-    if isinstance(source, Positional) and not source.callbacks:
-        return _scan_rows(source, state, carry, body, steps, unroll)
+    `remainder` is a rule for the end of an epoch other than the pipeline's.
+    """
+    body = checked_body(body_fn)
+    if isinstance(source, Positional) and (remainder or not source.callbacks):
+        return _scan_rows(source, state, carry, body, steps, unroll, remainder)
 
     def one(loop: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], Any]:
         values, mask, state = source.step(loop[0])
@@ -95,6 +69,34 @@ def scan_steps(
     return state, carry, outputs
 
 
+def checked_body(body_fn: BodyFn) -> BodyFn:
+    """A body that says so if it does not return a carry and an output."""
+
+    def body(carry: Any, batch: Any, mask: Any) -> tuple[Any, Any]:
+        result = body_fn(carry, batch, mask)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise UsageError(
+                f"`body_fn` must return (carry, output), returned {type(result).__name__}; "
+                f"{_WRITE} (the output may be None)."
+            )
+        return result
+
+    return body
+
+
+def scan_read(
+    source: Positional[Any], rows: Rows, carry: Any, body: BodyFn, unroll: int | bool
+) -> tuple[Any, Any]:
+    """Runs `body` over batches whose rows are known."""
+    lanes = source.lanes
+
+    def one(carry: Any, each: Rows) -> tuple[Any, Any]:
+        values, mask = source.read(each.replaced(key=rows.key))
+        return body(carry, values, jnp.ones(lanes, jnp.bool_) if mask is None else mask)
+
+    return lax.scan(one, carry, rows.lanes, unroll=unroll)
+
+
 def _scan_rows(
     source: Positional[Any],
     state: PipelineState,
@@ -102,26 +104,20 @@ def _scan_rows(
     body: BodyFn,
     steps: int,
     unroll: int | bool,
+    remainder: Remainder | None,
 ) -> tuple[Any, Any, Any]:
-    plan = source.plan
+    plan = source.plan.ending(remainder)
 
     def run(words: Any, carry: Any, steps: int) -> tuple[Any, Any, Any]:
         rows, words = plan.rows_for(words, steps)
-
-        def one(carry: Any, lanes: tuple[Any, Any, Any]) -> tuple[Any, Any]:
-            values, mask = source.read(Rows(rows.key, *lanes))
-            mask = jnp.ones(plan.lanes, jnp.bool_) if mask is None else mask
-            return body(carry, values, mask)
-
-        lanes = (rows.epoch, rows.index, rows.valid)
-        carry, outputs = lax.scan(one, carry, lanes, length=steps, unroll=unroll)
+        carry, outputs = scan_read(source, source.route(rows), carry, body, unroll)
         return words, carry, outputs
 
     def run_chunk(loop: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], Any]:
         words, carry, outputs = run(*loop, chunk)
         return (words, carry), outputs
 
-    words, chunk = state.words, _chunk_steps(steps, plan.batch)
+    words, chunk = state.words, chunk_steps(steps, max(1, _MOST_LANES // plan.batch))
     pieces = []
     if steps > chunk:
         (words, carry), outputs = lax.scan(run_chunk, (words, carry), length=steps // chunk)
@@ -135,12 +131,11 @@ def _scan_rows(
     return PipelineState(words, state.fingerprint), carry, outputs
 
 
-def _chunk_steps(steps: int, batch: int) -> int:
-    """How many steps to compute the order for at a time.
+def chunk_steps(steps: int, most: int) -> int:
+    """How many steps to take at a time, at most `most`.
 
     A divisor of `steps` if there is a large one: a rest is a second copy of the body to compile.
     """
-    most = max(1, _MOST_LANES // batch)
     if steps <= most:
         return max(steps, 1)
     whole = next((c for c in range(most, most // 8, -1) if steps % c == 0), None)

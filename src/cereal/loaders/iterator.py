@@ -22,6 +22,7 @@ from ..core.position import starts, steps_left
 from ..core.source import Mask, Positional, Source
 from ..core.state import PipelineState, check_state, host_words, make_words
 from ..monitor.progress import progress_bar
+from .host_reader import HostReader
 from .read_ahead import LEAST_CALLS, batches_per_call, read_many
 
 T = TypeVar("T")
@@ -102,13 +103,14 @@ class PositionalIterator(BatchIterator[T]):
         self._words = jnp.asarray(make_words(self._key, epoch, offset))
         self._handed = self._issued = 0
         self._ready: deque[tuple[Any, Any]] = deque()
+        self._reader = HostReader(self._source, self._words) if self._source.host else None
 
     def _plan_calls(self) -> None:
         """Decides how many batches a call makes: many if there are many to come.
 
         With user functions it is one, until a batch was seen to be cheap.
         """
-        self._many = batches_per_call(self._source)
+        self._many = 1 if self._reader else batches_per_call(self._source)
         if self._left is not None and self._left < LEAST_CALLS * self._many:
             self._many = 1
         self._count = self._many if self._source.light else 1
@@ -147,7 +149,10 @@ class PositionalIterator(BatchIterator[T]):
             # Batches past the end are made in vain: better than many single calls, up to a half.
             count = self._count if left * 2 > self._count else 1
         begin = time.perf_counter()
-        pairs, self._words = read_many(self._source, self._words, count)
+        if self._reader is not None:
+            pairs = [self._reader.read()]
+        else:
+            pairs, self._words = read_many(self._source, self._words, count)
         if self._issued == 1 and self._count < self._many:  # the first call may have compiled
             jax.block_until_ready(pairs)
             cheap = time.perf_counter() - begin < _WORTH_READING_AHEAD

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import operator
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Generic, TypeVar, cast, overload
@@ -15,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.callback import raising
-from ..core.capture import is_concrete, resolve, staging
+from ..core.capture import eager, is_concrete, resolve, staging
 from ..core.errors import PipelineError, UsageError
 from ..core.position import starts
 from ..core.pytree import sealed_pytree_dataclass, set_fields
@@ -23,13 +21,14 @@ from ..core.source import Mask, Positional, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
 from ..monitor.drawing import draw, summary
 from .compose import compose, refuse_options
-from .epoch_scan import can_be_kept, check_body, identity, scan_steps
+from .epoch_scan import check_body, scan_steps
+from .host_scan import scan_host
 from .iterator import BatchIterator, PositionalIterator, StreamIterator
 from .next_batch import NextBatch
+from .programs import Programs
 
 T = TypeVar("T")
 Carry = TypeVar("Carry")
-_MOST_PROGRAMS = 16
 
 
 @sealed_pytree_dataclass
@@ -149,16 +148,21 @@ class DataLoader(Generic[T]):
             check_body(body_fn)
             with raising(source.callbacks):
                 return scan_steps(source, state, carry, body_fn, steps, unroll)
-        program = self._programs.get(body_fn, steps, unroll)
         with raising(source.callbacks):
-            result = program(source, state, carry)
+            if isinstance(source, Positional) and source.host and eager():
+                program = self.programs.over_rows(body_fn, unroll)
+                result = scan_host(source, state, carry, program, steps)
+            else:
+                program = self.programs.over_steps(body_fn, steps, unroll)
+                result = program(source, state, carry)
             if source.callbacks and is_concrete(jax.tree.leaves(result[0])[0]):
                 jax.block_until_ready(result)
         return result
 
     @cached_property
-    def _programs(self) -> _Programs:
-        return _Programs()
+    def programs(self) -> Programs:
+        """What was compiled for this loader; it goes with the loader."""
+        return Programs()
 
     # Any step
 
@@ -220,7 +224,7 @@ class DataLoader(Generic[T]):
 
     def __iter__(self) -> Iterator[tuple[T, Mask]]:
         source = self.source
-        if isinstance(source, Positional) and not source.order.random and not source.random_stages:
+        if isinstance(source, Positional) and not source.random:
             return self.iterate()
         raise UsageError(
             "this pipeline is random, and a loader has no state: `for ... in loader` would repeat "
@@ -238,36 +242,6 @@ class DataLoader(Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {"source": self.source}
-
-
-class _Programs:
-    """The compiled `scan_epoch` programs of one loader, the latest used last."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._made: OrderedDict[Any, Any] = OrderedDict()
-
-    def get(self, body_fn: Any, steps: int, unroll: int | bool) -> Any:
-        if not can_be_kept(body_fn):
-            return self._make(body_fn, steps, unroll)
-        key = (identity(body_fn), steps, unroll)
-        with self._lock:
-            program = self._made.pop(key, None) or self._make(body_fn, steps, unroll)
-            self._made[key] = program
-            if len(self._made) > _MOST_PROGRAMS:
-                self._made.popitem(last=False)
-            return program
-
-    @staticmethod
-    def _make(body_fn: Any, steps: int, unroll: int | bool) -> Any:
-        check_body(body_fn)
-
-        # A closure: JAX's caches would keep the arguments of a `partial` alive, and with a body
-        # that refers to the loader the data.
-        def scan_epoch(source: Any, state: Any, carry: Any) -> tuple[Any, Any, Any]:
-            return scan_steps(source, state, carry, body_fn, steps, unroll)
-
-        return jax.jit(scan_epoch)
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

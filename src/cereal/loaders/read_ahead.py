@@ -26,6 +26,7 @@ LEAST_CALLS = 8
 @partial(jax.jit, static_argnames="count")
 def _read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[Any], Any]:
     rows, words = source.plan.rows_for(words, count)
+    rows = source.route(rows)
 
     def read(rows: Rows) -> tuple[Any, Any]:
         values, mask = source.read(rows)
@@ -35,10 +36,10 @@ def _read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[An
         return [read(rows[k]) for k in range(count)], words
 
     # User functions are compiled once, in a loop, not `count` times.
-    def one(_: None, xs: tuple[Any, Any, Any]) -> tuple[None, Any]:
-        return None, read(Rows(rows.key, *xs))
+    def one(_: None, lanes: Rows) -> tuple[None, Any]:
+        return None, read(lanes.replaced(key=rows.key))
 
-    _, stacked = lax.scan(one, None, (rows.epoch, rows.index, rows.valid))
+    _, stacked = lax.scan(one, None, rows.lanes)
     return [jax.tree.map(lambda x, k=k: x[k], stacked) for k in range(count)], words
 
 

@@ -44,7 +44,7 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
 
     def __init__(self, data: T, ordering: Any = "shuffle", *, index_key: str | None = None) -> None:
         owner = "ArraySampleSource"
-        n = _one_length(data, owner)
+        n = one_length(data, owner)
         check_index_key(data, index_key, owner)
         set_fields(
             self,
@@ -79,15 +79,15 @@ def _is_rows(leaf: Any) -> bool:
     return isinstance(leaf, WordRows)
 
 
-def _one_length(data: Any, owner: str) -> int:
-    """The common length of all leaves."""
+def one_length(data: Any, owner: str, *, files: bool = False) -> int:
+    """The common length of all leaves; of arrays in `files` too, where they can be read there."""
     leaves = jax.tree_util.tree_flatten_with_path(data)[0]
     if not leaves:
         raise PipelineError(f"{owner}: `data` holds no arrays, got {data!r}.")
     lengths: dict[str, int] = {}
     for path, leaf in leaves:
         name = "`data" + jax.tree_util.keystr(path) + "`"
-        if isinstance(leaf, np.memmap):
+        if isinstance(leaf, np.memmap) and not files:
             raise PipelineError(
                 f"{owner}: {name} is a file mapped into memory; write `np.array(...)` around it "
                 f"to load it into memory."

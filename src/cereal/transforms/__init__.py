@@ -1,10 +1,14 @@
 """HOW: one file per verb."""
 
 from .batch import BatchTransform as BatchTransform
+from .cache import CacheTransform as CacheTransform
 from .device_put import DevicePutTransform as DevicePutTransform
+from .filter import FilterTransform as FilterTransform
 from .host_callback import HostCallbackTransform as HostCallbackTransform
 from .image import FlattenImageTransform as FlattenImageTransform
 from .image import NormalizeImageTransform as NormalizeImageTransform
 from .map import MapTransform as MapTransform
 from .random_map import RandomMapTransform as RandomMapTransform
 from .rename import RenameTransform as RenameTransform
+from .time_series import TimeSeriesBatchTransform as TimeSeriesBatchTransform
+from .unbatch import UnbatchTransform as UnbatchTransform

@@ -149,10 +149,10 @@ class Batched(PositionalWrapper[T_co]):
         if not self.source.lanes:
             return self.source.read(rows)
 
-        def read(epoch: Any, index: Any, valid: Any) -> tuple[Any, Any]:
-            return self.source.read(Rows(rows.key, epoch, index, valid))
+        def read(lanes: Rows) -> tuple[Any, Any]:
+            return self.source.read(lanes.replaced(key=rows.key))
 
-        return jax.vmap(read)(rows.epoch, rows.index, rows.valid)
+        return jax.vmap(read)(rows.lanes)
 
 
 @pytree_dataclass

@@ -1,0 +1,186 @@
+"""Routes through several parts: one after another, or in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .mixing import Mixing
+from .pytree import pytree_dataclass, static_field
+from .route import Move, Route, Run, Spans, disjoint, look_up, word
+from .rows import Rows
+from .search import count_up_to
+
+
+@pytree_dataclass
+class Branches:
+    """The routes of several parts: runs are looked up in a table, others evaluated one by one."""
+
+    runs: Any  # [parts, 3]: start, step, length
+    others: tuple[Route, ...]
+    numbers: tuple[int, ...] = static_field()  # of the others
+    straight: bool = static_field()  # all steps are 1
+
+    def locate(self, part: Any, rows: Rows) -> Rows:
+        """The rows of the store, for an index in a part, per lane."""
+        xp = np if isinstance(rows.index, np.ndarray) else jnp
+        found = rows
+        if len(self.others) < self.runs.shape[0]:
+            start, step, _ = look_up(self.runs, part)
+            index = rows.index if self.straight else rows.index * step
+            found = rows.replaced(index=index + start)
+        for number, route in zip(self.numbers, self.others, strict=True):
+            here = part.astype(xp.int32) == np.int32(number)
+            inside = xp.where(here, rows.index, word(rows.index, 0))
+            found = _select(xp, here, route.locate(rows.replaced(index=inside)), found)
+        return found
+
+    def moved(self, move: Move, salt: int) -> Branches:
+        # Parts of parts get other numbers than parts.
+        numbered = enumerate(self.routes, start=(salt + 1) * 1009)
+        return make_branches([route.moved(move, number) for number, route in numbered])
+
+    @property
+    def routes(self) -> list[Route]:
+        """The routes of all parts."""
+        others = dict(zip(self.numbers, self.others, strict=True))
+        runs = np.asarray(self.runs).tolist()
+        return [
+            others.get(number) or Run(start, n, step)
+            for number, (start, step, n) in enumerate(runs)
+        ]
+
+    @property
+    def masks(self) -> bool:
+        return any(route.masks for route in self.others)
+
+    @property
+    def random(self) -> bool:
+        return any(route.random for route in self.others)
+
+    @property
+    def fixed(self) -> bool:
+        return all(route.fixed for route in self.others)
+
+
+def make_branches(routes: Sequence[Route]) -> Branches:
+    """Branches to these routes, which lie in one store."""
+    runs = [(r.start, r.step, r.n) if isinstance(r, Run) else (0, 1, r.n) for r in routes]
+    numbers = tuple(n for n, route in enumerate(routes) if not isinstance(route, Run))
+    table = np.array(runs, np.int32)
+    others = tuple(routes[number] for number in numbers)
+    return Branches(jnp.asarray(table), others, numbers, bool((table[:, 1] == 1).all()))
+
+
+@pytree_dataclass
+class Joined(Route):
+    """One part after another."""
+
+    branches: Branches
+    starts: Any  # the index at which each part begins
+    n: int = static_field()
+    called: str = static_field()
+
+    def locate(self, rows: Rows) -> Rows:
+        part = count_up_to(self.starts, rows.index) - 1
+        inside = rows.index - look_up(self.starts, part)
+        return self.branches.locate(part, rows.replaced(index=inside))
+
+    def moved(self, move: Move, salt: int) -> Route:
+        return Joined(self.branches.moved(move, salt), self.starts, self.n, self.called)
+
+    @property
+    def name(self) -> str:
+        return self.called
+
+    @property
+    def masks(self) -> bool:
+        return self.branches.masks
+
+    @property
+    def random(self) -> bool:
+        return self.branches.random
+
+    @property
+    def fixed(self) -> bool:
+        return self.branches.fixed
+
+    @property
+    def spans(self) -> Spans:
+        return disjoint([route.spans for route in self.branches.routes])
+
+
+def join(routes: Sequence[Route]) -> Route:
+    """One route after another; a single run where they lie so in the store."""
+    runs = [route for route in routes if isinstance(route, Run) and route.step == 1]
+    follows = [a.start + a.n == b.start for a, b in itertools.pairwise(runs)]
+    if len(runs) == len(routes) and all(follows):
+        return Run(runs[0].start, sum(run.n for run in runs))
+    starts = np.cumsum([0, *(route.n for route in routes)])
+    names = [route.name for route in routes]
+    return Joined(
+        make_branches(routes),
+        jnp.asarray(starts[:-1].astype(np.int32)),
+        int(starts[-1]),
+        f"joined({', '.join(names)})" if any(names) else "",
+    )
+
+
+@pytree_dataclass
+class Mixed(Route):
+    """Parts in turn, each through epochs of its own."""
+
+    mixing: Mixing
+    branches: Branches
+    called: str = static_field()
+
+    @property
+    def n(self) -> int:  # type: ignore[override]
+        return self.mixing.length
+
+    def locate(self, rows: Rows) -> Rows:
+        part, epoch, index = self.mixing.walk(rows.key, rows.epoch, rows.index)
+        return self.branches.locate(part, rows.replaced(epoch=epoch, index=index))
+
+    def moved(self, move: Move, salt: int) -> Route:
+        mixing = dataclasses.replace(self.mixing, salt=salt)
+        return Mixed(mixing, self.branches.moved(move, salt), self.called)
+
+    @property
+    def name(self) -> str:
+        return self.called
+
+    @property
+    def masks(self) -> bool:
+        return self.branches.masks
+
+    @property
+    def random(self) -> bool:
+        return self.mixing.shuffled != "none" or self.branches.random
+
+    @property
+    def fixed(self) -> bool:
+        return False
+
+    @property
+    def spans(self) -> Spans:
+        return None
+
+
+def _select(xp: Any, here: Any, there: Rows, other: Rows) -> Rows:
+    """The rows of the one where `here`, else of the other."""
+    valid = None
+    if there.valid is not None or other.valid is not None:
+        full = xp.ones(here.shape, np.bool_)
+        a, b = (full if v is None else v for v in (there.valid, other.valid))
+        valid = xp.where(here, a, b)
+    return other.replaced(
+        epoch=xp.where(here, there.epoch, other.epoch),
+        index=xp.where(here, there.index, other.index),
+        valid=valid,
+    )

@@ -1,0 +1,158 @@
+"""Routes: from the index of a combined source to the row of the data that it stands for.
+
+    MixSource([train, extra], weights=(3, 1))
+
+    Mixed                     slot  ->  part, index in the part
+    ├─ Permuted(90 %)         index ->  index in the source that was split
+    │  └─ Run(0, 50,000)      index ->  row of the store
+    └─ Run(50,000, 2,000)     index ->  row of the store
+
+A route is a program of index arithmetic without data: O(1) in memory whatever it selects from
+(but for lists of indices), evaluated for any number of rows at once, in NumPy or in JAX. The data
+of all parts is one store, so that reading is one gather however many parts there are.
+
+    here        the contract, and runs
+    subset      some elements of a route: listed, shuffled once, a fold, repeated
+    branches    several routes: one after another, or in turn
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from .pytree import pytree_dataclass, static_field
+from .rows import Rows
+
+Move = Callable[[int], int]
+
+
+class Span(NamedTuple):
+    """Elements first to last - 1 of a space of elements, which lies in low to high - 1."""
+
+    low: int
+    high: int
+    space: str
+    first: int
+    last: int
+
+    def meets(self, other: Span) -> bool:
+        """Whether the two may have an element in common."""
+        if self.high <= other.low or other.high <= self.low:
+            return False
+        return self.space != other.space or (self.first < other.last and other.first < self.last)
+
+
+Spans = tuple[Span, ...] | None
+
+
+class Route(ABC):
+    """Where the elements of a source are in its store."""
+
+    n: int
+    """How many elements there are."""
+
+    @abstractmethod
+    def locate(self, rows: Rows) -> Rows:
+        """The rows of the store; epochs are those of the parts, where parts have their own."""
+
+    @abstractmethod
+    def moved(self, move: Move, salt: int) -> Route:
+        """The same in another store, where row i of this one is row `move(i)`.
+
+        `salt` is the number of the part that this becomes, so that two mixtures that are parts of
+        one source do not shuffle alike.
+        """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What a state must agree with."""
+
+    @property
+    def masks(self) -> bool:
+        """Whether some rows are padding."""
+        return False
+
+    @property
+    def random(self) -> bool:
+        """Whether the rows depend on the key."""
+        return False
+
+    @property
+    def fixed(self) -> bool:
+        """Whether an index stands for the same element in every epoch."""
+        return True
+
+    @property
+    @abstractmethod
+    def spans(self) -> Spans:
+        """What of the store it has; None if an element may come up several times in it."""
+
+
+@pytree_dataclass
+class Run(Route):
+    """start, start + step, start + 2 step, ..."""
+
+    start: int = static_field()
+    n: int = static_field()
+    step: int = static_field(default=1)
+
+    def locate(self, rows: Rows) -> Rows:
+        if self.start == 0 and self.step == 1:
+            return rows
+        index = rows.index if self.step == 1 else rows.index * word(rows.index, self.step)
+        return rows.replaced(index=index + word(rows.index, self.start))
+
+    def moved(self, move: Move, salt: int) -> Route:
+        del salt
+        return Run(move(self.start), self.n, self.step)
+
+    def part(self, start: int, n: int, step: int) -> Run:
+        """Elements start, start + step, ... of this run."""
+        return Run(self.start + start * self.step, n, self.step * step)
+
+    @property
+    def name(self) -> str:
+        return "" if self.step == 1 else f"every {self.step}"
+
+    @property
+    def spans(self) -> Spans:
+        last = self.start + (self.n - 1) * self.step
+        low, high = min(self.start, last), max(self.start, last) + 1
+        return (Span(low, high, "", low, high),)
+
+
+def disjoint(spans: Sequence[Spans]) -> Spans:
+    """All spans together, if none of them meets another."""
+    together: list[Span] = []
+    for each in spans:
+        if each is None:
+            return None
+        together += each
+    together.sort()
+    reach: list[Span] = []
+    for span in together:
+        reach = [earlier for earlier in reach if earlier.high > span.low]
+        if any(span.meets(earlier) for earlier in reach):
+            return None
+        reach.append(span)
+    return tuple(together)
+
+
+def word(index: Any, value: int) -> Any:
+    """A number of the same type as an index."""
+    return np.int64(value) if isinstance(index, np.ndarray) else np.int32(value)
+
+
+def look_up(table: Any, index: Any) -> Any:
+    """table[index]; its columns, where the table has two axes."""
+    if isinstance(index, np.ndarray):
+        found = np.asarray(table)[index.astype(np.int64)].astype(np.int64)
+    else:
+        found = jnp.asarray(table).at[index.astype(jnp.int32)].get(mode="promise_in_bounds")
+    return found if table.ndim == 1 else tuple(found[..., k] for k in range(table.shape[-1]))

@@ -1,0 +1,274 @@
+"""Orders that draw elements: some more often than others, some not at all."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import PipelineError
+from .lane_permutation import permute_lanes
+from .mixing import Mixing, Stage, make_mixing
+from .ordering import Order, Visit, digest_of
+from .pytree import pytree_dataclass, set_fields, static_field
+from .race import finish_order
+from .route import look_up
+from .search import count_up_to
+from .threefry import DRAW, MIX, key_for, threefry
+from .wide import high_word
+
+
+@pytree_dataclass
+class Bootstrap(Order):
+    """Draws n of n elements with replacement, anew in every epoch.
+
+        0 1 2 3 4 5   ->   4 0 0 5 2 4
+
+    With one key per member, `vmap` trains a bagged ensemble over one copy of the data.
+
+    >>> import cereal
+    >>> source = cereal.RangeSource(6, ordering=cereal.Bootstrap())
+    >>> loader = cereal.DataLoader([source, cereal.BatchTransform(6)])
+    >>> len(set(loader.batch_at(0, 0)[0].tolist())) < 6
+    True
+    """
+
+    random = True
+
+    @property
+    def name(self) -> str:
+        return "Bootstrap"
+
+    def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
+        word = _draws(key, epochs, column, position)
+        return high_word(word, np.uint32(n))
+
+    def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
+        return Visit(self.index(key, epochs, column, position, n), draw=_as_draw(position))
+
+
+@pytree_dataclass
+class WeightedSampling(Order):
+    """Draws elements with probability in proportion to their weights.
+
+        weights [1 1 0 6]          3 3 0 3 3 1 3 ...     never 2
+        replacement=False          3 1 0                 each at most once in an epoch
+
+    An epoch has as many draws as there are elements, or `length`. Without replacement, elements
+    are drawn one after another from those that are left, all that have a weight or the first
+    `length`; every compiled call then sorts the weights, so let it make many batches:
+    `scan_epoch`, `iterate`. Weights may be arrays of floats or integers.
+
+    >>> import cereal
+    >>> order = cereal.WeightedSampling([1, 0, 3])
+    >>> source = cereal.RangeSource(3, ordering=order)
+    >>> loader = cereal.DataLoader([source, cereal.BatchTransform(100)])
+    >>> 1 in loader.batch_at(0, 0)[0].tolist()
+    False
+    """
+
+    random = True
+
+    table: Any  # with replacement: shares up to each element; else: one over each weight
+    replacement: bool = static_field(default=True)
+    size: int = static_field(default=0)
+    draws: int = static_field(default=0)
+    digest: str = static_field(default="")
+
+    def __init__(
+        self, weights: Any, *, replacement: bool = True, length: int | None = None
+    ) -> None:
+        owner = "WeightedSampling"
+        values = _weights(weights, owner)
+        present = int((values > 0).sum())
+        most = None if replacement else present
+        draws = (len(values) if replacement else present) if length is None else length
+        draws = _draw_count(draws, most, owner)
+        set_fields(
+            self,
+            table=jnp.asarray(_shares(values) if replacement else _slowness(values)),
+            replacement=bool(replacement),
+            size=len(values),
+            draws=draws,
+            digest=digest_of(values),
+        )
+
+    def over(self, n: int, owner: str) -> Order:
+        _check_size("weights", self.size, n, owner)
+        return self
+
+    def length(self, n: int) -> int:
+        del n
+        return self.draws
+
+    @property
+    def name(self) -> str:
+        how = "" if self.replacement else ", no replacement"
+        return f"WeightedSampling({self.size}{how}, {self.digest})"
+
+    def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
+        del n
+        if self.replacement:
+            return count_up_to(self.table, _draws(key, epochs, column, position))
+        order = finish_order(key_for(key, 1, DRAW), epochs, self.table)
+        return order[column.astype(np.int32), position.astype(np.int32)]
+
+    def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
+        index = self.index(key, epochs, column, position, n)
+        return Visit(index, draw=_as_draw(position) if self.replacement else None)
+
+
+@pytree_dataclass
+class ClassBalanced(Order):
+    """Draws every class equally often, whatever its share of the data.
+
+        labels  0 0 0 0 0 0 1 2     ->   1 0 2 | 0 2 1 | 2 0 1 | ...
+
+    Each turn has every class once, in random order. Each class goes through its elements in
+    shuffled epochs of its own, so that none comes again before all of its class have been seen.
+    An epoch has as many draws as there are elements, or `length`, rounded up to whole turns.
+
+    >>> import cereal
+    >>> source = cereal.RangeSource(8, ordering=cereal.ClassBalanced([0, 0, 0, 0, 0, 0, 1, 2]))
+    >>> loader = cereal.DataLoader([source, cereal.BatchTransform(3)])
+    >>> {6, 7} < set(loader.batch_at(0, 0)[0].tolist())
+    True
+    """
+
+    random = True
+
+    members: Any  # indices of the elements, class by class
+    starts: Any  # where each class begins among them
+    mixing: Mixing
+    size: int = static_field(default=0)
+    digest: str = static_field(default="")
+
+    def __init__(self, labels: Any, *, length: int | None = None) -> None:
+        owner = "ClassBalanced"
+        values = _labels(labels, owner)
+        classes, counts = np.unique(values, return_counts=True)
+        draws = _draw_count(len(values) if length is None else length, None, owner)
+        turns = -(-draws // len(classes)) * len(classes)
+        stage = Stage(0, (1,) * len(classes))
+        members = np.argsort(values, kind="stable").astype(np.int32)
+        starts = np.cumsum([0, *counts])[:-1].astype(np.int32)
+        set_fields(
+            self,
+            members=jnp.asarray(members),
+            starts=jnp.asarray(starts),
+            mixing=make_mixing(counts.tolist(), [stage], [True] * len(classes), turns, owner),
+            size=len(values),
+            digest=digest_of(values),
+        )
+
+    def over(self, n: int, owner: str) -> Order:
+        _check_size("labels", self.size, n, owner)
+        return self
+
+    def length(self, n: int) -> int:
+        del n
+        return self.mixing.length
+
+    @property
+    def name(self) -> str:
+        return f"ClassBalanced({self.mixing.count} classes, {self.digest})"
+
+    def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
+        return self.visit(key, epochs, column, position, n).index
+
+    def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
+        del n
+        epoch = epochs[column.astype(np.int32)]
+        count = position.dtype.type(self.mixing.count)
+        turn, place = position // count, position % count
+        seeds = threefry(key_for(key, 1, MIX), (epoch, turn.astype(np.uint32)))
+        place = permute_lanes(place.astype(np.uint32), seeds, np.uint32(self.mixing.count))
+        slot = turn * count + place.astype(position.dtype)
+        part, own, index = self.mixing.walk(key, epoch, slot)
+        index = look_up(self.members, look_up(self.starts, part) + index)
+        return Visit(index, epoch=own)
+
+
+def _draws(key: Any, epochs: Any, column: Any, position: Any) -> Any:
+    """A random word for each position of each epoch."""
+    epoch = epochs[column.astype(np.int32)]
+    return threefry(key_for(key, 0, DRAW), (epoch, position.astype(np.uint32)))[0]
+
+
+def _as_draw(position: Any) -> Any:
+    return position.astype(np.uint32)
+
+
+def _weights(weights: Any, owner: str) -> np.ndarray:
+    if isinstance(weights, jax.core.Tracer):
+        raise PipelineError(f"{owner}: `weights` are traced; build the order outside of `jit`.")
+    try:
+        values = np.asarray(weights, np.float64)
+    except (TypeError, ValueError) as error:
+        raise PipelineError(f"{owner}: `weights` must be numbers, got {weights!r:.60}.") from error
+    if values.ndim != 1 or not len(values):
+        raise PipelineError(
+            f"{owner}: `weights` must have one axis, one weight per element, got shape "
+            f"{values.shape}."
+        )
+    wrong = np.flatnonzero(~np.isfinite(values) | (values < 0))
+    if len(wrong):
+        raise PipelineError(
+            f"{owner}: the weight of element {wrong[0]} is {values[wrong[0]]}; weights are finite "
+            f"and not negative (0 leaves an element out)."
+        )
+    if not values.any():
+        raise PipelineError(f"{owner}: all `weights` are zero; raise at least one of them.")
+    return values
+
+
+def _labels(labels: Any, owner: str) -> np.ndarray:
+    if isinstance(labels, jax.core.Tracer):
+        raise PipelineError(f"{owner}: `labels` are traced; build the order outside of `jit`.")
+    values = np.asarray(labels)
+    if values.ndim != 1 or not len(values) or not np.issubdtype(values.dtype, np.integer):
+        raise PipelineError(
+            f"{owner}: `labels` must be one axis of integers, one per element, got "
+            f"{values.dtype}{list(values.shape)}."
+        )
+    return values
+
+
+def _draw_count(length: Any, most: int | None, owner: str) -> int:
+    try:
+        number = 0 if isinstance(length, bool) else operator.index(length)
+    except TypeError:
+        number = 0
+    if number < 1 or (most is not None and number > most):
+        upto = "" if most is None else f" and, without replacement, at most {most}"
+        raise PipelineError(
+            f"{owner}: `length` must be an integer of at least 1{upto}, got {length!r}."
+        )
+    return number
+
+
+def _check_size(name: str, size: int, n: int, owner: str) -> None:
+    if size != n:
+        raise PipelineError(
+            f"{owner}: its `ordering` has {size} {name}, but there are {n} elements; give one for "
+            f"each."
+        )
+
+
+def _shares(values: np.ndarray) -> np.ndarray:
+    """The share of the elements up to each but the last, of 2^32."""
+    shares = np.cumsum(values)
+    last = int(np.flatnonzero(values)[-1])
+    shares = np.floor(shares / shares[-1] * 2.0**32)
+    shares[last:] = 2.0**32  # nothing is drawn behind the last that has a weight
+    if last < len(values) - 1:
+        shares = shares[:last]
+    return np.minimum(shares[: len(values) - 1], 2.0**32 - 1).astype(np.uint32)
+
+
+def _slowness(values: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", over="ignore"):
+        return (values.max() / values).astype(np.float32)

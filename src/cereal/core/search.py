@@ -1,0 +1,30 @@
+"""Binary search in a sorted table, in NumPy or JAX."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+_FEW = 64
+
+
+def count_up_to(table: Any, values: Any) -> Any:
+    """How many entries of a sorted table are at most each value."""
+    if isinstance(values, np.ndarray):
+        return np.searchsorted(np.asarray(table), values, side="right")
+    table = jnp.asarray(table)
+    find = partial(jnp.searchsorted, side="right")
+    if table.shape[0] <= _FEW:
+        return find(table, values, method="compare_all")
+    # A loop on the CPU, which XLA cannot fuse into what reads the batch; on a GPU a loop waits
+    # for the host at every trip.
+    return lax.platform_dependent(
+        table,
+        values,
+        cpu=partial(find, method="scan"),
+        default=partial(find, method="scan_unrolled"),
+    )

@@ -1,0 +1,209 @@
+"""Routes to some of the elements of another route."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .permutation import permute, round_constants
+from .pytree import pytree_dataclass, static_field
+from .route import Move, Route, Span, Spans, look_up, word
+from .rows import Rows
+
+
+@pytree_dataclass
+class Around(Route):
+    """A route that changes the index and leaves the rest to the route inside."""
+
+    inner: Route
+
+    @property
+    def masks(self) -> bool:
+        return self.inner.masks
+
+    @property
+    def random(self) -> bool:
+        return self.inner.random
+
+    @property
+    def fixed(self) -> bool:
+        return self.inner.fixed
+
+    def _spans(self, space: str, first: int, last: int) -> Spans:
+        """Some elements, in the order that `space` names, of what is inside."""
+        inside = self.inner.spans
+        if inside is None:
+            return None
+        low, high = min(span.low for span in inside), max(span.high for span in inside)
+        return (Span(low, high, f"{space} {inside}", first, last),)
+
+
+@pytree_dataclass
+class Table(Around):
+    """Listed elements."""
+
+    inner: Route
+    indices: Any
+    n: int = static_field()
+    digest: str = static_field()
+    once: bool = static_field()  # none is listed twice
+
+    def locate(self, rows: Rows) -> Rows:
+        return self.inner.locate(rows.replaced(index=look_up(self.indices, rows.index)))
+
+    def moved(self, move: Move, salt: int) -> Route:
+        return Table(self.inner.moved(move, salt), self.indices, self.n, self.digest, self.once)
+
+    @property
+    def name(self) -> str:
+        return f"indices({self.n}, {self.digest}) {self.inner.name}".strip()
+
+    @property
+    def spans(self) -> Spans:
+        return self._spans(f"listed {self.digest}", 0, self.n) if self.once else None
+
+
+@pytree_dataclass
+class Stretch(Around):
+    """Elements start, start + step, ... of a route that is no run itself."""
+
+    inner: Route
+    start: int = static_field()
+    n: int = static_field()
+    step: int = static_field()
+
+    def locate(self, rows: Rows) -> Rows:
+        index = rows.index * word(rows.index, self.step) + word(rows.index, self.start)
+        return self.inner.locate(rows.replaced(index=index))
+
+    def moved(self, move: Move, salt: int) -> Route:
+        return Stretch(self.inner.moved(move, salt), self.start, self.n, self.step)
+
+    @property
+    def name(self) -> str:
+        return f"from {self.start} by {self.step} of {self.inner.name}".strip()
+
+    @property
+    def spans(self) -> Spans:
+        last = self.start + (self.n - 1) * self.step
+        return self._spans("stretch", min(self.start, last), max(self.start, last) + 1)
+
+
+@pytree_dataclass
+class Permuted(Around):
+    """Elements first, first + 1, ... of all elements shuffled once for all epochs."""
+
+    inner: Route
+    words: Any  # the key of that shuffle
+    first: int = static_field()
+    n: int = static_field()
+    digest: str = static_field()
+
+    def locate(self, rows: Rows) -> Rows:
+        position = rows.index + word(rows.index, self.first)
+        index = shuffled_once(self.words, position, self.inner.n)
+        return self.inner.locate(rows.replaced(index=index))
+
+    def moved(self, move: Move, salt: int) -> Route:
+        inner = self.inner.moved(move, salt)
+        return Permuted(inner, self.words, self.first, self.n, self.digest)
+
+    @property
+    def name(self) -> str:
+        return f"split({self.first}, {self.n}, {self.digest}) {self.inner.name}".strip()
+
+    @property
+    def spans(self) -> Spans:
+        return self._spans(f"shuffled {self.digest}", self.first, self.first + self.n)
+
+
+@pytree_dataclass
+class Fold(Around):
+    """One of k folds, or all but one of them.
+
+        11 elements, k = 3, fold = 1       0 1 2 3 | 4 5 6 7 | 8 9 10
+                                           rest      fold      rest
+
+    The fold's number may be traced; then the length is that of the largest, and what is missing
+    of it in another fold is masked.
+    """
+
+    inner: Route
+    fold: Any
+    k: int = static_field()
+    rest: bool = static_field()
+    n: int = static_field()
+    padded: bool = static_field()
+    digest: str = static_field()
+
+    def locate(self, rows: Rows) -> Rows:
+        host = isinstance(rows.index, np.ndarray)
+        xp, fold = (np, np.asarray(self.fold, np.int64)) if host else (jnp, self.fold)
+        total, k = self.inner.n, self.k
+        least, extra = word(rows.index, total // k), word(rows.index, total % k)
+        start = fold * least + xp.minimum(fold, extra)
+        size = least + (fold < extra).astype(rows.index.dtype)
+        size_here = word(rows.index, total) - size if self.rest else size
+        index = rows.index
+        if self.padded:
+            real = index < size_here
+            index = xp.where(real, index, word(index, 0))
+            rows = rows.replaced(valid=real if rows.valid is None else rows.valid & real)
+        index = xp.where(index < start, index, index + size) if self.rest else index + start
+        return self.inner.locate(rows.replaced(index=index))
+
+    def moved(self, move: Move, salt: int) -> Route:
+        inner = self.inner.moved(move, salt)
+        return Fold(inner, self.fold, self.k, self.rest, self.n, self.padded, self.digest)
+
+    @property
+    def masks(self) -> bool:
+        return self.padded or self.inner.masks
+
+    @property
+    def name(self) -> str:
+        kind = "rest" if self.rest else "fold"
+        return f"{kind}({self.digest} of {self.k}) {self.inner.name}".strip()
+
+    @property
+    def spans(self) -> Spans:
+        return self._spans(f"fold {self.rest} {self.digest}", 0, self.n)
+
+
+@pytree_dataclass
+class Repeated(Around):
+    """All elements, several times over; each time is an epoch of them."""
+
+    inner: Route
+    times: int = static_field()
+
+    @property
+    def n(self) -> int:  # type: ignore[override]
+        return self.inner.n * self.times
+
+    def locate(self, rows: Rows) -> Rows:
+        length = word(rows.index, self.inner.n)
+        passes = (rows.index // length).astype(np.uint32)
+        epoch = rows.epoch * np.uint32(self.times) + passes
+        return self.inner.locate(rows.replaced(epoch=epoch, index=rows.index % length))
+
+    def moved(self, move: Move, salt: int) -> Route:
+        return Repeated(self.inner.moved(move, salt), self.times)
+
+    @property
+    def name(self) -> str:
+        return f"{self.times} times {self.inner.name}".strip()
+
+    @property
+    def spans(self) -> Spans:
+        return self.inner.spans if self.times == 1 else None
+
+
+def shuffled_once(words: Any, position: Any, n: int) -> Any:
+    """The index at each position of one shuffle of n elements, under a key of two words."""
+    xp = np if isinstance(position, np.ndarray) else jnp
+    words = xp.asarray(words)
+    constants = round_constants((words[0], words[1]), xp.zeros(1, np.uint32), n)
+    return permute(position, xp.zeros(position.shape, np.int32), constants, n)

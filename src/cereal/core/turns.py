@@ -1,0 +1,125 @@
+"""Whose turn it is: tables that give each part its share of every prefix.
+
+    parts 3 : 1    A A B A | A A B A | ...
+
+In a table of S slots, part j with w_j of them has after t slots between t w_j / S - 1 and
+t w_j / S + 1 elements, for every t. Its i-th turn may be taken from slot floor(i S / w_j) on, and
+must be taken before slot ceil((i + 1) S / w_j); whoever must be first is next. (Taking the part
+that lags most, as load balancers do, does not keep this bound when there are many parts.)
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import operator
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from .errors import PipelineError
+
+MOST_SLOTS = 1 << 20
+_FEW_SLOTS = 1 << 12
+_NEAR = 16
+
+
+def turn_table(parts: Sequence[int]) -> np.ndarray:
+    """The part whose turn each slot is."""
+    total = sum(parts)
+    if all(part == parts[0] for part in parts):
+        return np.tile(np.arange(len(parts), dtype=np.int32), parts[0])
+    waiting = [(0, number, 0) for number, part in enumerate(parts) if part]
+    ready: list[tuple[int, int, int, int]] = []  # of two that must be next, the rarer is first
+    table = np.empty(total, np.int32)
+    for slot in range(total):
+        while waiting and waiting[0][0] <= slot:
+            _, number, turn = heapq.heappop(waiting)
+            last = -(-(turn + 1) * total // parts[number])
+            heapq.heappush(ready, (last, parts[number], number, turn))
+        _, _, number, turn = heapq.heappop(ready)
+        table[slot] = number
+        if turn + 1 < parts[number]:
+            heapq.heappush(waiting, ((turn + 1) * total // parts[number], number, turn + 1))
+    return table
+
+
+def ranks_in(table: np.ndarray) -> np.ndarray:
+    """For each slot, how many earlier slots have its part."""
+    order = np.argsort(table, kind="stable")
+    first = np.r_[True, np.diff(table[order]) != 0]
+    since = np.arange(len(table)) - np.maximum.accumulate(np.where(first, np.arange(len(table)), 0))
+    ranks = np.empty(len(table), np.int32)
+    ranks[order] = since
+    return ranks
+
+
+def whole_parts(weights: Any, count: int, owner: str) -> tuple[int, ...]:
+    """Weights as whole numbers: exact where a table can hold them, else to one in a million."""
+    given = _checked(weights, count, owner)
+    exact = _exact(given)
+    if sum(exact) <= MOST_SLOTS:
+        return exact
+    share = [weight / sum(exact) for weight in exact]
+    least = min(part for part in share if part)
+    slots = min(MOST_SLOTS, max(_FEW_SLOTS, math.ceil(_NEAR / least)))
+    floors = [max(math.floor(part * slots), int(part > 0)) for part in share]
+    most_cut = sorted(range(count), key=lambda j: floors[j] - share[j] * slots)
+    for j in most_cut[: max(slots - sum(floors), 0)]:
+        floors[j] += 1
+    divisor = math.gcd(*floors)
+    return tuple(part // divisor for part in floors)
+
+
+def _checked(weights: Any, count: int, owner: str) -> list[Any]:
+    try:
+        given = [_number(weight) for weight in weights]
+    except (TypeError, ValueError) as error:
+        raise PipelineError(
+            f"{owner}: `weights` must be one number per source, got {weights!r:.80}; write "
+            f"`weights=(3, 1)`."
+        ) from error
+    if len(given) != count:
+        raise PipelineError(
+            f"{owner}: there are {count} sources and {len(given)} `weights`; give one per source."
+        )
+    for number, weight in enumerate(given):
+        if not math.isfinite(weight) or weight < 0:
+            raise PipelineError(
+                f"{owner}: the weight of source {number} is {weight}; weights are finite and not "
+                f"negative (0 leaves a source out)."
+            )
+    if not any(given):
+        raise PipelineError(
+            f"{owner}: all `weights` are zero, so there is nothing to read; raise one of them."
+        )
+    return given
+
+
+def _number(weight: Any) -> Any:
+    if isinstance(weight, bool | str | bytes):
+        raise TypeError(weight)
+    try:
+        return operator.index(weight)
+    except TypeError:
+        return float(weight)
+
+
+def _exact(weights: list[Any]) -> tuple[int, ...]:
+    """The smallest whole numbers in the ratio of the weights, with 0.3 read as 3/10."""
+    read = [_as_fraction(weight) for weight in weights]
+    scale = math.lcm(*(weight.denominator for weight in read))
+    parts = [int(weight * scale) for weight in read]
+    divisor = math.gcd(*parts)
+    return tuple(part // divisor for part in parts)
+
+
+def _as_fraction(weight: Any) -> Fraction:
+    exact = Fraction(weight)
+    for most, error in ((1000, 1e-6), (10**6, 1e-12)):  # float32's 0.3 is 3/10 too
+        near = exact.limit_denominator(most)
+        if math.isclose(near, exact, rel_tol=error):
+            return near
+    return exact

@@ -1,0 +1,50 @@
+"""Products of 32-bit words that need more than 32 bits, the same in NumPy and in JAX.
+
+Compiled code has no 64-bit integers unless the user turns them on, and an epoch times a length
+does not fit 32. What is needed of such a product is its high word, or its quotient and rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Words = Any  # uint32 arrays, of NumPy or of JAX
+
+
+def high_word(x: Words, y: Words) -> Words:
+    """(x * y) >> 32. `lax.mulhi` does not compile for several devices: by halves of words."""
+    x_high, x_low = x >> np.uint32(16), x & np.uint32(0xFFFF)
+    y_high, y_low = y >> np.uint32(16), y & np.uint32(0xFFFF)
+    middle = x_high * y_low + (x_low * y_low >> np.uint32(16))
+    low = x_low * y_high + (middle & np.uint32(0xFFFF))
+    return x_high * y_high + (middle >> np.uint32(16)) + (low >> np.uint32(16))
+
+
+def fraction_words(numerator: int, denominator: int) -> tuple[int, int]:
+    """numerator / denominator (less than 1) as a binary fraction of 64 bits, rounded up."""
+    fraction = -(-(numerator << 64) // denominator)
+    return fraction >> 32, fraction & 0xFFFF_FFFF
+
+
+def times_ratio(x: Words, numerator: Words, denominator: Words, fraction: Any) -> Any:
+    """The quotient and the rest of x * numerator / denominator.
+
+    `fraction` has the `fraction_words` of the ratio. It is above the ratio by less than 2^-64, so
+    the product is above the true one by less than 2^-32, which is less than 1 / denominator: the
+    quotient is exact for every x of 32 bits and every denominator of 31.
+    """
+    high, low = fraction
+    first = x * high
+    total = first + high_word(x, low)
+    carried = (total < first).astype(np.uint32)
+    quotient = high_word(x, high) + carried
+    return quotient, x * numerator - quotient * denominator
+
+
+def add_below(x: Words, y: Words, limit: Words) -> Any:
+    """x + y for two numbers below a limit of 31 bits: how often the limit fits (0, 1), the rest."""
+    total = x + y
+    over = (total >= limit).astype(np.uint32)
+    return over, total - over * limit

@@ -1,0 +1,46 @@
+"""Sources one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from ..core.branches import join
+from ..core.ordering import Order
+from ..core.pytree import pytree_dataclass, static_field
+from ..core.route import Route
+from ..core.source import Source
+from .routed import Routed, combine, count_of, inherited, set_routed
+from .store import Store
+
+T = TypeVar("T")
+
+
+@pytree_dataclass
+class ConcatSource(Routed[T], Generic[T]):
+    """The elements of several sources, one source after another.
+
+        [a0 a1 a2], [b0 b1]  ->  a0 a1 a2 b0 b1
+
+    Elements must be alike. `ordering` is that of the whole; by default it is shuffled if one of
+    the sources is.
+
+    >>> import cereal
+    >>> both = cereal.ConcatSource([cereal.RangeSource(3), cereal.RangeSource(10, 12)])
+    >>> [int(x) for x, mask in cereal.DataLoader(both)]
+    [0, 1, 2, 10, 11]
+    """
+
+    store: Store
+    path: Route
+    ordering: Order
+    parts: str = static_field(default="")
+
+    def __init__(self, sources: Sequence[Source[T]], *, ordering: Any = None) -> None:
+        owner = "ConcatSource"
+        store, routes = combine(sources, owner)
+        path = join(routes)
+        names = ", ".join(count_of(source) for source in sources[:4])
+        more = f", {len(sources) - 4} more" if len(sources) > 4 else ""
+        order = inherited(ordering, sources, path.n, owner)
+        set_routed(self, store, path, order, names + more)

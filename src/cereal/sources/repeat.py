@@ -1,0 +1,55 @@
+"""A source several times over."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Generic, TypeVar
+
+from ..core.errors import PipelineError
+from ..core.ordering import Order
+from ..core.pytree import pytree_dataclass, static_field
+from ..core.route import Route
+from ..core.source import Source
+from ..core.subset import Repeated
+from .routed import Routed, adopt, count_of, inherited, set_routed
+from .store import Store
+
+T = TypeVar("T")
+
+
+@pytree_dataclass
+class RepeatSource(Routed[T], Generic[T]):
+    """Each element of a source `times` times in an epoch.
+
+        [a b c], 2   sequential   a b c a b c
+                     shuffle      c a c b a b     (each twice, anywhere)
+
+    Augmentation differs between the times. Training for several epochs needs no RepeatSource:
+    a loader goes on for as many epochs as you ask it for.
+
+    >>> import cereal
+    >>> twice = cereal.RepeatSource(cereal.RangeSource(3), 2)
+    >>> [int(x) for x, mask in cereal.DataLoader(twice)]
+    [0, 1, 2, 0, 1, 2]
+    """
+
+    store: Store
+    path: Route
+    ordering: Order
+    parts: str = static_field(default="")
+
+    def __init__(self, source: Source[T], times: int, *, ordering: Any = None) -> None:
+        owner = "RepeatSource"
+        store, path = adopt(source, owner)
+        try:
+            number = 0 if isinstance(times, bool) else operator.index(times)
+        except TypeError:
+            number = 0
+        if number < 1:
+            raise PipelineError(
+                f"{owner}: `times` must be an integer of at least 1, got {times!r}; for no end, "
+                f"leave the RepeatSource out and write `loader.iterate(state, epochs=None)`."
+            )
+        path = Repeated(path, number)
+        order = inherited(ordering, [source], path.n, owner)
+        set_routed(self, store, path, order, f"{number} times {count_of(source)}")

@@ -1,0 +1,209 @@
+"""Sources made of sources: a store of the data, a route through it, an order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.errors import PipelineError
+from ..core.ordering import Order, Sequential, Shuffle, as_order
+from ..core.permutation import MAX_TRACED
+from ..core.pytree import set_fields
+from ..core.route import Route, Run
+from ..core.rows import Rows
+from ..core.source import IndexedSource, Positional, Source
+from ..core.spec import Spec
+from .store import Store, make_store
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Routed(IndexedSource[T_co]):
+    """A source whose elements are rows of a store, found by a route.
+
+    index  --path-->  row of the store  --store-->  element
+    """
+
+    store: Store
+    path: Route
+    ordering: Any
+    parts: str  # for the drawing
+
+    def __len__(self) -> int:
+        return self.path.n
+
+    def element_spec(self) -> Any:
+        return self.store.element_spec()
+
+    @property
+    def label(self) -> str:
+        return f"{type(self).__name__}({self.parts}, ordering={self.order.name})"
+
+    @property
+    def light(self) -> bool:
+        return self.store.light
+
+    @property
+    def placement(self) -> Any:
+        return self.store.placement
+
+    @property
+    def host(self) -> bool:
+        return self.store.host
+
+    @property
+    def random_stages(self) -> int:
+        return self.store.random_stages
+
+    @property
+    def masks(self) -> bool:
+        return self.path.masks or self.store.masks
+
+    @property
+    def keyed(self) -> bool:
+        return self.path.random or any(base.keyed for base in self.store.bases)
+
+    @property
+    def fixed(self) -> bool:
+        return self.path.fixed and all(base.fixed for base in self.store.bases)
+
+    @property
+    def once(self) -> bool:
+        return self.path.spans is not None and all(base.once for base in self.store.bases)
+
+    @property
+    def overlap(self) -> int:
+        return max(base.overlap for base in self.store.bases)
+
+    @property
+    def walk(self) -> str:
+        return f"{self.order.name} of {self.path.name}" if self.path.name else self.order.name
+
+    def route(self, rows: Rows) -> Rows:
+        return rows.replaced(below=self.store.route(self.path.locate(rows)).lanes)
+
+    def fetch(self, rows: Rows) -> Rows:
+        return rows.replaced(below=self.store.fetch(rows.below))
+
+    def read(self, rows: Rows) -> tuple[T_co, Any]:
+        rows = self.route(rows) if rows.below is None else rows
+        return self.store.read(rows.below.replaced(key=rows.key))
+
+    def take(self, indices: Any) -> T_co:
+        """The elements at these indices; of a shuffled mixture, in epoch 0 of key 0."""
+        zeros = jnp.zeros(indices.shape, jnp.uint32)
+        return self.read(Rows(jnp.zeros(2, jnp.uint32), zeros, indices, None))[0]
+
+
+def set_routed(source: Any, store: Store, path: Route, ordering: Order, parts: str) -> None:
+    """Fills the fields of a routed source, in its constructor."""
+    if path.n > MAX_TRACED:
+        raise PipelineError(
+            f"{type(source).__name__}: it would have {path.n} elements, more than compiled code "
+            f"can count ({MAX_TRACED})."
+        )
+    set_fields(source, store=store, path=path, ordering=ordering, parts=parts)
+
+
+def adopt(source: Any, owner: str) -> tuple[Store, Route]:
+    """The store and the route of one source."""
+    check_part(source, owner, "`source`")
+    if isinstance(source, Routed):
+        return source.store, source.path
+    store, _ = make_store([source])
+    return store, Run(0, len(source))
+
+
+def combine(sources: Sequence[Any], owner: str) -> tuple[Store, list[Route]]:
+    """One store for several sources, and the route of each in it."""
+    if isinstance(sources, Source) or not isinstance(sources, Sequence):
+        raise PipelineError(
+            f"{owner}: `sources` must be a list of sources, got {type(sources).__name__}; write "
+            f"`{owner}([first, second])`."
+        )
+    if not sources:
+        raise PipelineError(f"{owner}: the list of sources is empty; give it at least one.")
+    for number, source in enumerate(sources):
+        check_part(source, owner, f"source {number}")
+    _check_specs(sources, owner)
+    flat = [_flat(source) for source in sources]
+    store, begins = make_store([base for bases, _, _ in flat for base in bases])
+    routes, taken = [], 0
+    for number, (bases, starts, path) in enumerate(flat):
+        here, taken = begins[taken : taken + len(bases)], taken + len(bases)
+
+        def move(row: int, starts: Any = starts, here: Any = here) -> int:
+            base = int(np.searchsorted(np.asarray(starts), row, side="right")) - 1
+            return here[base] + row - starts[base]
+
+        routes.append(path.moved(move, number))
+    return store, routes
+
+
+def _flat(source: Any) -> tuple[tuple[Any, ...], tuple[int, ...], Route]:
+    """The bases of a source, where they begin in its store, and its route."""
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(source))
+    if not isinstance(source, Routed) or traced:
+        return (source,), (0,), Run(0, len(source))
+    return source.store.bases, source.store.starts, source.path
+
+
+def check_part(source: Any, owner: str, what: str) -> None:
+    """A source that others can be made of: indexed, with an order that it can do without."""
+    if isinstance(source, type):
+        raise PipelineError(
+            f"{owner}: {what} is the class {source.__name__}; write `{source.__name__}(...)`."
+        )
+    if not isinstance(source, Source):
+        raise PipelineError(
+            f"{owner}: {what} must be a source, got {type(source).__name__}; for arrays write "
+            f"`ArraySampleSource(data)`."
+        )
+    if not isinstance(source, IndexedSource):
+        batched = isinstance(source, Positional)
+        why = "has batches" if batched else "is a stream, which has no index"
+        fix = "combine the sources first and batch them together" if batched else "use its steps"
+        raise PipelineError(f"{owner}: {what}, {source.label}, {why}; {fix}.")
+    _ = source.length  # complains about what is empty or too long
+    if source.callbacks:
+        raise PipelineError(
+            f"{owner}: {what} has a HostCallbackTransform, which runs once per batch; put it after "
+            f"the BatchTransform."
+        )
+    if not source.order.plain:
+        raise PipelineError(
+            f"{owner}: {what} has the ordering {source.order.name}, which chooses among its "
+            f"elements; a combined source has an order of its own. Write "
+            f"`SliceSource(source, indices)` to choose elements, and give `ordering=` to {owner}."
+        )
+
+
+def _check_specs(sources: Sequence[Any], owner: str) -> None:
+    first = Spec(sources[0].element_spec())
+    for number, source in enumerate(sources):
+        spec = Spec(source.element_spec())
+        if spec != first:
+            raise PipelineError(
+                f"{owner}: the elements of source {number} are {spec}, those of source 0 are "
+                f"{first}; make them alike with a MapTransform or a RenameTransform first."
+            )
+
+
+def inherited(ordering: Any, sources: Sequence[Any], n: int, owner: str) -> Order:
+    """`ordering=`, or that of the sources: shuffled if one of them is."""
+    if ordering is not None:
+        return as_order(ordering, n, owner)
+    orders = [source.order for source in sources]
+    if len(orders) == 1:
+        return orders[0].over(n, owner)
+    return Shuffle() if any(order.random for order in orders) else Sequential()
+
+
+def count_of(source: Any) -> str:
+    """A source in the drawing of another: its name and its length."""
+    return f"{type(source).__name__}[{len(source)}]"

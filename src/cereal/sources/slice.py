@@ -1,0 +1,105 @@
+"""Some of the elements of a source."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.errors import PipelineError
+from ..core.ordering import Order, check_indices, digest_of
+from ..core.pytree import pytree_dataclass, static_field
+from ..core.route import Route, Run
+from ..core.source import Source
+from ..core.subset import Stretch, Table
+from .routed import Routed, adopt, count_of, inherited, set_routed
+from .store import Store
+
+T = TypeVar("T")
+_OWNER = "SliceSource"
+
+
+@pytree_dataclass
+class SliceSource(Routed[T], Generic[T]):
+    """Some elements of a source: a `range` (or `slice`), or an array of indices.
+
+        source              0 1 2 3 4 5 6 7
+        range(2, 8, 2)          2   4   6
+        [7, 7, 0]           7 7 0
+
+    Indices are those of the source's elements, not of the order in which it visits them, so a
+    slice has the same elements in every epoch. A range costs no memory. `ordering` is, by
+    default, that of the source.
+
+    >>> import cereal
+    >>> some = cereal.SliceSource(cereal.RangeSource(100), range(10, 20, 3))
+    >>> [int(x) for x, mask in cereal.DataLoader(some)]
+    [10, 13, 16, 19]
+    """
+
+    store: Store
+    path: Route
+    ordering: Order
+    parts: str = static_field(default="")
+
+    def __init__(self, source: Source[T], where: Any, *, ordering: Any = None) -> None:
+        store, path = adopt(source, _OWNER)
+        path, words = _chosen(path, where)
+        order = inherited(ordering, [source], path.n, _OWNER)
+        set_routed(self, store, path, order, f"{words} of {count_of(source)}")
+
+
+def make_slice(
+    source: Any, store: Store, path: Route, ordering: Any, parts: str, owner: str
+) -> Any:
+    """A SliceSource by its route."""
+    made = object.__new__(SliceSource)
+    set_routed(made, store, path, inherited(ordering, [source], path.n, owner), parts)
+    return made
+
+
+def part_of(path: Route, chosen: range) -> Route:
+    """The elements of a route in a range."""
+    if isinstance(path, Run):
+        return path.part(chosen.start, len(chosen), chosen.step)
+    if chosen == range(path.n):
+        return path
+    return Stretch(path, chosen.start, len(chosen), chosen.step)
+
+
+def _chosen(path: Route, where: Any) -> tuple[Route, str]:
+    if isinstance(where, slice):
+        where = range(*where.indices(path.n))
+    if isinstance(where, range):
+        return _in_range(path, where)
+    if isinstance(where, jax.core.Tracer):  # inside jit: the values cannot be looked at
+        n = where.shape[0]
+        return Table(path, where.astype(jnp.int32), n, "traced", False), f"{n} indices"
+    if isinstance(where, bool | int | np.integer) or not isinstance(
+        where, jax.Array | np.ndarray | list | tuple
+    ):
+        raise PipelineError(
+            f"{_OWNER}: `where` must be a range or an array of indices, got {where!r:.60}; write "
+            f"`SliceSource(source, range(0, 100))`."
+        )
+    indices = check_indices(where, path.n, f"{_OWNER}: the array of indices")
+    once = len(np.unique(indices)) == len(indices)
+    table = Table(path, jnp.asarray(indices), len(indices), digest_of(indices), once)
+    return table, f"{len(indices)} indices"
+
+
+def _in_range(path: Route, where: range) -> tuple[Route, str]:
+    n = path.n
+    if len(where) == 0:
+        raise PipelineError(f"{_OWNER}: {where} of {n} elements is empty; choose at least one.")
+    low, high = min(where[0], where[-1]), max(where[0], where[-1])
+    if low < 0 or high >= n:
+        raise PipelineError(
+            f"{_OWNER}: {where} reaches from {low} to {high}, outside the source's range 0 to "
+            f"{n - 1}; cut it to `range({max(low, 0)}, {min(high + 1, n)})`."
+        )
+    step = f":{where.step}" if where.step != 1 else ""
+    return part_of(path, where), f"{where.start}:{where.stop}{step}"

@@ -1,0 +1,180 @@
+"""Splits: parts of a source that have nothing in common, in any epoch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.errors import PipelineError
+from ..core.ordering import digest_of
+from ..core.route import Route
+from ..core.source import Source
+from ..core.state import key_words
+from ..core.subset import Fold, Permuted
+from .routed import adopt, count_of
+from .slice import SliceSource, make_slice, part_of
+
+T = TypeVar("T")
+
+
+def split(
+    source: Source[T], fractions: Sequence[float], key: Any = None, *, ordering: Any = None
+) -> tuple[SliceSource[T], ...]:
+    """Splits a source into parts: `train, val = split(source, (0.9, 0.1), key=key)`.
+
+        key=None    0 1 2 3 4 5 6 7 8 | 9         parts follow each other
+        key=key     3 9 0 4 7 1 8 2 6 | 5         an element's part is random, and always the same
+
+    Fractions sum to one; whole numbers of elements, which sum to the length, work too. The parts
+    never share an element, whatever the epoch and the order in which they are read, and cost no
+    memory. `ordering` is that of every part; by default it is the source's.
+
+    >>> import cereal
+    >>> train, val = cereal.split(cereal.RangeSource(10), (0.8, 0.2), key=0)
+    >>> len(train), len(val)
+    (8, 2)
+    """
+    owner = "split"
+    store, path = adopt(source, owner)
+    _check_once(source, owner)
+    sizes = _sizes(fractions, path.n)
+    parts, first = [], 0
+    for size in sizes:
+        if key is None:
+            route, how = part_of(path, range(first, first + size)), ""
+        else:
+            route, how = _shuffled(path, key, first, size), "split, "
+        words = f"{how}{first}:{first + size} of {count_of(source)}"
+        parts.append(make_slice(source, store, route, ordering, words, owner))
+        first += size
+    return tuple(parts)
+
+
+def kfold(
+    source: Source[T], k: int, fold: Any, key: Any = None, *, ordering: Any = None
+) -> tuple[SliceSource[T], SliceSource[T]]:
+    """All folds but one, and that one: `train, val = kfold(source, 5, fold, key=key)`.
+
+        k=3, fold=1    train  0 1 2 3 | . . . . | 8 9 10
+                       val    . . . . | 4 5 6 7 | . . .
+
+    `fold` may be traced, so that all folds run in one `vmap`. The shapes are then those of the
+    largest fold, and what a smaller one lacks is masked. With a `key`, folds are random.
+
+    >>> import cereal, jax, jax.numpy as jnp
+    >>> def total(fold):
+    ...     train, val = cereal.kfold(cereal.RangeSource(6), 3, fold)
+    ...     loader = cereal.DataLoader([val, cereal.BatchTransform(2)])
+    ...     return loader.next_batch(loader.init_state(0))[0]
+    >>> jax.vmap(total)(jnp.arange(3)).tolist()
+    [[0, 1], [2, 3], [4, 5]]
+    """
+    owner = "kfold"
+    store, path = adopt(source, owner)
+    _check_once(source, owner)
+    n, k = path.n, _fold_count(k, path.n)
+    traced = isinstance(fold, jax.core.Tracer)
+    number: Any = fold if traced else _fold_number(fold, k)
+    if key is not None:
+        path = _shuffled(path, key, 0, n)
+    least, extra = divmod(n, k)
+    here = least + int(extra > 0 if traced else number < extra)
+    elsewhere = n - least if traced else n - here
+    leaf = jnp.asarray(number, jnp.int32)
+    digest, padded = ("traced" if traced else str(number)), traced and extra > 0
+    made = []
+    for rest, size in ((True, elsewhere), (False, here)):
+        route = Fold(path, leaf, k, rest, size, padded, digest)
+        words = f"{'all but ' if rest else ''}fold {digest} of {k} of {count_of(source)}"
+        made.append(make_slice(source, store, route, ordering, words, owner))
+    return made[0], made[1]
+
+
+def _check_once(source: Any, owner: str) -> None:
+    if not source.fixed:
+        raise PipelineError(
+            f"{owner}: {source.label} gives other elements at the same index in the next epoch, so "
+            f"parts of it would share elements; split its sources first and mix the parts."
+        )
+    if not source.once:
+        raise PipelineError(
+            f"{owner}: {source.label} may have an element several times, so parts of it could "
+            f"share elements; split its source first and repeat or combine the parts."
+        )
+    if source.overlap:
+        raise PipelineError(
+            f"{owner}: the windows of {source.label} overlap, so parts of it would share data; "
+            f"write `split_time(source, fractions)`, or cut windows that do not overlap, with "
+            f"`stride={source.overlap}`."
+        )
+
+
+def _shuffled(path: Route, key: Any, first: int, size: int) -> Route:
+    words = key_words(key)
+    digest = digest_of(words) if isinstance(words, np.ndarray) else "traced"
+    return Permuted(path, jnp.asarray(words), first, size, digest)
+
+
+def _sizes(fractions: Any, n: int) -> list[int]:
+    try:
+        given = [float(each) for each in fractions]
+        whole = all(float(each).is_integer() for each in given) and sum(given) > 1
+    except (TypeError, ValueError) as error:
+        raise PipelineError(
+            f"split: `fractions` must be numbers, got {fractions!r:.60}; write `(0.9, 0.1)`."
+        ) from error
+    if not given or any(not math.isfinite(each) or each <= 0 for each in given):
+        raise PipelineError(
+            f"split: `fractions` must all be positive, got {tuple(given)}; leave a part out to "
+            f"have none of it."
+        )
+    if whole:
+        if sum(given) != n:
+            raise PipelineError(
+                f"split: the sizes {tuple(map(int, given))} sum to {int(sum(given))}, the source "
+                f"has {n} elements; pass sizes that sum to it, or fractions such as (0.9, 0.1)."
+            )
+        return [int(each) for each in given]
+    if not math.isclose(sum(given), 1, abs_tol=1e-6):
+        raise PipelineError(
+            f"split: `fractions` must sum to one, {tuple(given)} sum to {sum(given):g}; to leave "
+            f"elements out, name them as a further part."
+        )
+    cuts = [round(n * part) for part in np.cumsum([0.0, *given])]
+    sizes = [b - a for a, b in itertools.pairwise(cuts)]
+    if 0 in sizes:
+        empty = sizes.index(0)
+        raise PipelineError(
+            f"split: the fraction {given[empty]:g} of {n} elements is none at all; raise it."
+        )
+    return sizes
+
+
+def _fold_count(k: Any, n: int) -> int:
+    try:
+        count = 0 if isinstance(k, bool) else operator.index(k)
+    except TypeError:
+        count = 0
+    if not 2 <= count <= n:
+        raise PipelineError(
+            f"kfold: `k` must be an integer from 2 to the number of elements, {n}, got {k!r}."
+        )
+    return count
+
+
+def _fold_number(fold: Any, k: int) -> int:
+    try:
+        number = -1 if isinstance(fold, bool) else operator.index(fold)
+    except TypeError:
+        number = -1
+    if not 0 <= number < k:
+        raise PipelineError(f"kfold: `fold` must be an integer from 0 to {k - 1}, got {fold!r}.")
+    return number

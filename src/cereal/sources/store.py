@@ -1,0 +1,227 @@
+"""Where the data of combined sources lies: one store for all parts.
+
+    arrays in memory       one array, in which the parts follow each other: reading is one gather
+    data on the host       each part reads its own rows of the batch
+    anything else          each part reads the whole batch, and rows are selected
+
+Parts that are slices of one array share it and nothing is copied; parts that are different arrays
+are copied once into one. Parts of the third kind (a user's own source, a part with a transform of
+its own) cost one read per part.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.host import HostIndexed
+from ..core.ordering import Sequential
+from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.rows import Rows
+from ..core.source import IndexedSource
+from ..core.spec import Spec
+from ..core.threefry import PART, key_for
+from .array import ArraySampleSource
+
+
+@pytree_dataclass
+class Store:
+    """Sources laid end to end, read by one index."""
+
+    bases: tuple[Any, ...]
+    starts: tuple[int, ...] = static_field()
+    spec: Spec = static_field()
+
+    def element_spec(self) -> Any:
+        return self.spec.tree
+
+    @property
+    def random_stages(self) -> int:
+        return max(base.random_stages for base in self.bases)
+
+    @property
+    def masks(self) -> bool:
+        return any(base.masks for base in self.bases)
+
+    @property
+    def host(self) -> bool:
+        return any(base.host for base in self.bases)
+
+    @property
+    def light(self) -> bool:
+        return len(self.bases) == 1 and self.bases[0].light
+
+    @property
+    def placement(self) -> Any:
+        places = {base.placement for base in self.bases}
+        return places.pop() if len(places) == 1 else None
+
+    def route(self, rows: Rows) -> Rows:
+        below = [base.route(each).lanes for base, each in self._each(rows)]
+        return rows.replaced(below=tuple(below))
+
+    def fetch(self, rows: Rows) -> Rows:
+        pairs = zip(self.bases, rows.below, strict=True)
+        return rows.replaced(below=tuple(base.fetch(each) for base, each in pairs))
+
+    def read(self, rows: Rows) -> tuple[Any, Any]:
+        """The values of these rows; each base has random keys of its own."""
+        found: Any = None
+        for number, (base, lanes) in enumerate(zip(self.bases, rows.below, strict=True)):
+            values, mask = base.read(lanes.replaced(key=self._key(rows.key, number)))
+            if number == 0:
+                found = (values, mask)
+                continue
+            here = rows.index >= np.int32(self.starts[number])
+            found = _select(here, (values, mask), found)
+        return found
+
+    def _key(self, key: Any, number: int) -> Any:
+        if len(self.bases) == 1 or self.random_stages == 0:
+            return key
+        return jnp.stack(key_for((key[0], key[1]), number, PART))
+
+    def _each(self, rows: Rows) -> list[tuple[Any, Rows]]:
+        """Each base with its rows; those of others become rows of its own, to be thrown away."""
+        if len(self.bases) == 1:
+            return [(self.bases[0], rows)]
+        xp = np if isinstance(rows.index, np.ndarray) else jnp
+        pairs = []
+        for base, start in zip(self.bases, self.starts, strict=True):
+            index = rows.index - rows.index.dtype.type(start)
+            inside = (index >= 0) & (index < len(base))
+            pairs.append((base, rows.replaced(index=xp.where(inside, index, 0 * index))))
+        return pairs
+
+
+def _select(here: Any, there: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
+    def choose(a: Any, b: Any) -> Any:
+        return jnp.where(here.reshape(here.shape + (1,) * (a.ndim - here.ndim)), a, b)
+
+    values = jax.tree.map(choose, there[0], other[0])
+    if there[1] is None and other[1] is None:
+        return values, None
+    full = jnp.ones(here.shape, jnp.bool_)
+    a, b = (full if mask is None else mask for mask in (there[1], other[1]))
+    return values, choose(a, b)
+
+
+@pytree_dataclass
+class HostBases(HostIndexed[Any]):
+    """Sources on the host laid end to end: each reads its own rows of a batch."""
+
+    bases: tuple[Any, ...]
+    starts: tuple[int, ...] = static_field()
+
+    def __len__(self) -> int:
+        return self.starts[-1] + len(self.bases[-1])
+
+    def element_spec(self) -> Any:
+        return self.bases[0].element_spec()
+
+    def take_host(self, indices: np.ndarray) -> Any:
+        return _take_each([base.take_host for base in self.bases], self.starts, indices)
+
+    def reader(self) -> Any:
+        readers, starts = [base.reader() for base in self.bases], self.starts
+        return lambda indices: _take_each(readers, starts, indices)
+
+
+def _take_each(readers: Sequence[Any], starts: tuple[int, ...], indices: np.ndarray) -> Any:
+    owner = np.searchsorted(np.asarray(starts), indices, side="right") - 1
+    out: Any = None
+    for number in np.unique(owner):
+        lanes = np.flatnonzero(owner == number)
+        values = readers[number](indices[lanes] - starts[number])
+        if len(lanes) == len(indices):
+            return values
+        if out is None:
+            out = jax.tree.map(partial(_room_for, len(indices)), values)
+        jax.tree.map(lambda to, x, at=lanes: to.__setitem__(at, x), out, values)
+    return out
+
+
+def _room_for(size: int, like: np.ndarray) -> np.ndarray:
+    return np.empty((size, *like.shape[1:]), like.dtype)
+
+
+def make_store(bases: Sequence[IndexedSource[Any]]) -> tuple[Store, list[int]]:
+    """A store of these sources, each kept once, and the row at which each begins in it."""
+    kept: list[Any] = []
+    places: dict[Any, int] = {}
+    for base in bases:
+        known = _identity(base)
+        if known not in places:
+            places[known] = len(kept)
+            kept.append(base)
+    starts = [0, *itertools.accumulate(len(base) for base in kept)][:-1]
+    spec = Spec(kept[0].element_spec())
+    begins = [starts[places[_identity(base)]] for base in bases]
+    if len(kept) == 1:
+        return Store((kept[0],), (0,), spec), begins
+    if (merged := _merged(kept)) is not None:
+        return Store((merged,), (0,), spec), begins
+    if all(isinstance(base, HostIndexed) and base.host for base in kept):
+        return Store((HostBases(tuple(kept), tuple(starts)),), (0,), spec), begins
+    return Store(tuple(kept), tuple(starts), spec), begins
+
+
+def _identity(base: Any) -> Any:
+    """The same for sources that read the same rows of the same arrays.
+
+    A random source is only itself: two of them are to be augmented apart.
+    """
+    if base.random_stages:
+        return id(base)
+    if isinstance(base, ArraySampleSource):
+        leaves, structure = jax.tree.flatten(base.data)
+        return (tuple(id(leaf) for leaf in leaves), structure, base.index_key)
+    return id(base)
+
+
+def _merged(bases: list[Any]) -> ArraySampleSource[Any] | None:
+    """One source over the arrays of all, if they can be one array."""
+    if not all(isinstance(base, ArraySampleSource) and not base.index_key for base in bases):
+        return None
+    flat = [jax.tree.flatten(base.data) for base in bases]
+    if any(structure != flat[0][1] for _, structure in flat):
+        return None
+    columns = list(zip(*(leaves for leaves, _ in flat), strict=True))
+    if not all(_can_be_one(column) for column in columns):
+        return None
+    merged = object.__new__(ArraySampleSource)
+    data = jax.tree.unflatten(flat[0][1], [_as_one(column) for column in columns])
+    set_fields(merged, data=data, ordering=Sequential(), index_key=None)
+    return merged
+
+
+def _can_be_one(column: Sequence[Any]) -> bool:
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in column):
+        return False
+    first = column[0]
+    return all(
+        len(leaf.devices()) == 1
+        and leaf.devices() == first.devices()
+        and leaf.sharding.memory_kind == first.sharding.memory_kind
+        and leaf.dtype == first.dtype
+        and leaf.shape[1:] == first.shape[1:]
+        for leaf in column
+    )
+
+
+def _as_one(column: Sequence[Any]) -> Any:
+    first = column[0]
+    if jnp.issubdtype(first.dtype, jax.dtypes.extended):  # random keys
+        return jnp.concatenate(column)
+    # By way of the host: a program that joins a thousand arrays takes seconds to compile.
+    whole = np.concatenate([np.asarray(leaf) for leaf in column])
+    if any(leaf.committed for leaf in column) or first.sharding.memory_kind == "pinned_host":
+        return jax.device_put(whole, first.sharding)
+    return jnp.asarray(whole)

@@ -1,0 +1,259 @@
+"""Windows over sequences."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..core.errors import PipelineError
+from ..core.host import HostData, HostIndexed, living
+from ..core.ordering import Order, Sequential, as_order
+from ..core.permutation import MAX_TRACED
+from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.spec import Spec, spec_of
+from ..device.gather import take_windows
+from ..device.storage import place_array
+from .array import one_length
+from .routed import Routed, adopt
+from .slice import SliceSource, make_slice, part_of
+
+_OWNER = "WindowSource"
+
+
+@pytree_dataclass
+class WindowSource(HostIndexed[Any]):
+    """Overlapping windows over the first axis of an array, or of a tree of arrays.
+
+        length=4, stride=2                 0 1 2 3 4 5 6 7 8 9
+        element 0                          [0 1 2 3]
+        element 1                              [2 3 4 5]
+        ...
+        length=4, predict=2                {"context": [0 1 2 3], "target": [4 5]}
+
+    Windows are cut out when they are read: memory does not grow with their length. Arrays go to
+    the default device; an `np.memmap` stays in its file, and only batches are read. With
+    `predict`, elements have a context of `length` and a target of `predict` after it.
+
+    nanoGPT's loader, whose windows are tokens and the tokens one later:
+
+    >>> import cereal, numpy as np
+    >>> tokens = np.arange(50, dtype=np.uint16)  # np.memmap("train.bin", np.uint16, mode="r")
+    >>> shifted = cereal.MapTransform(lambda w: (w[:, :-1], w[:, 1:]))
+    >>> windows = cereal.WindowSource(tokens, 9)
+    >>> loader = cereal.DataLoader([windows, cereal.BatchTransform(4), shifted])
+    >>> (x, y), mask = loader.batch_at(0, 0)
+    >>> x.shape, bool((y == x + 1).all())
+    ((4, 8), True)
+    """
+
+    data: Any
+    size: int = static_field()  # of the data
+    context: int = static_field()
+    stride: int = static_field()
+    predict: int = static_field()
+    spec: Spec = static_field()
+    ordering: Order = Sequential()  # the constructor sets it
+
+    def __init__(
+        self,
+        data: Any,
+        length: int,
+        stride: int = 1,
+        *,
+        predict: int = 0,
+        ordering: Any = "shuffle",
+    ) -> None:
+        size = one_length(data, _OWNER, files=True)
+        length = _count("length", length, 1)
+        stride, predict = _count("stride", stride, 1), _count("predict", predict, 0)
+        whole = length + predict
+        if whole > size:
+            raise PipelineError(
+                f"{_OWNER}: a window of {whole} (length={length}, predict={predict}) is longer "
+                f"than the data, which has {size}; shorten it to at most {size}."
+            )
+        n = (size - whole) // stride + 1
+        files = any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(data))
+        if n > MAX_TRACED or (size > MAX_TRACED and not files):
+            raise PipelineError(
+                f"{_OWNER}: {n} windows over {size} elements are more than compiled code can count "
+                f"({MAX_TRACED}); raise `stride`, or cut the data into several sources."
+            )
+        one = jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), data)
+        spec = jax.tree.map(lambda s: jax.ShapeDtypeStruct((whole, *s.shape), s.dtype), one)
+        set_fields(
+            self,
+            data=_Files(data) if files else jax.tree.map(place_array, data),
+            ordering=as_order(ordering, n, _OWNER),
+            size=size,
+            context=length,
+            stride=stride,
+            predict=predict,
+            spec=Spec(jax.eval_shape(lambda x: _parted(x, length, predict), spec)),
+        )
+
+    def __len__(self) -> int:
+        return (self.size - self.context - self.predict) // self.stride + 1
+
+    def element_spec(self) -> Any:
+        return self.spec.tree
+
+    @property
+    def host(self) -> bool:
+        return isinstance(self.data, _Files)
+
+    @property
+    def light(self) -> bool:
+        return not self.host
+
+    @property
+    def overlap(self) -> int:
+        whole = self.context + self.predict
+        return whole if self.stride < whole else 0
+
+    @property
+    def label(self) -> str:
+        predict = f", predict={self.predict}" if self.predict else ""
+        stride = f", stride={self.stride}" if self.stride != 1 else ""
+        return f"WindowSource({self.context}{stride}{predict}, ordering={self.order.name})"
+
+    def take(self, indices: Any) -> Any:
+        if self.host:
+            return super().take(indices)
+        starts, whole = indices * np.int32(self.stride), self.context + self.predict
+        windows = jax.tree.map(lambda leaf: take_windows(leaf, starts, whole), self.data)
+        return _parted(windows, self.context, self.predict, axis=1)
+
+    def take_host(self, indices: np.ndarray) -> Any:
+        return self.data.windows(indices, self.stride, self.context, self.predict)
+
+    def reader(self) -> Any:
+        number, cut = self.data.number, (self.stride, self.context, self.predict)
+        return lambda indices: living(number).windows(indices, *cut)
+
+
+class _Files(HostData):
+    """Arrays in files, read window by window."""
+
+    def __init__(self, tree: Any) -> None:
+        super().__init__()
+        self.tree = tree
+
+    def windows(self, indices: np.ndarray, stride: int, context: int, predict: int) -> Any:
+        starts = indices.astype(np.int64) * stride
+
+        def cut(leaf: Any) -> np.ndarray:
+            return _canonical(_all_windows(np.asarray(leaf), context + predict)[starts])
+
+        return _parted(jax.tree.map(cut, self.tree), context, predict, axis=1)
+
+    def digest_of(self) -> Any:
+        return jax.tree.map(_file_digest, self.tree)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Files, (self.tree,)
+
+
+def _file_digest(leaf: Any) -> Any:
+    """A file by its name, size and time, and the place of the array in it; else the values."""
+    path = getattr(leaf, "filename", None)
+    if path is None or not os.path.exists(path):
+        return np.asarray(leaf)
+    status = os.stat(path)
+    start = np.asarray(leaf)[:64]  # tells slices of one file apart, mostly; their shapes do too
+    shape = (leaf.offset, leaf.shape, str(leaf.dtype))
+    return [os.path.abspath(path), status.st_size, status.st_mtime_ns, *shape, start]
+
+
+def _all_windows(array: np.ndarray, length: int) -> np.ndarray:
+    """A view of every window, [windows, length, ...], which indexing copies from."""
+    shape = (array.shape[0] - length + 1, length, *array.shape[1:])
+    strides = (array.strides[0], *array.strides)
+    return np.lib.stride_tricks.as_strided(array, shape, strides, writeable=False)
+
+
+def _canonical(array: np.ndarray) -> np.ndarray:
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    return array.astype(dtype, copy=not array.flags.owndata)
+
+
+def _parted(windows: Any, context: int, predict: int, axis: int = 0) -> Any:
+    """Windows as elements: whole, or as a context and a target."""
+    if not predict:
+        return windows
+
+    def part(begin: int, end: int) -> Any:
+        at = (slice(None),) * axis + (slice(begin, end),)
+        return jax.tree.map(lambda x: x[at], windows)
+
+    return {"context": part(0, context), "target": part(context, context + predict)}
+
+
+def _count(name: str, value: Any, least: int) -> int:
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < least:
+        raise PipelineError(
+            f"{_OWNER}: `{name}` must be an integer of at least {least}, got {value!r}."
+        )
+    return number
+
+
+def split_time(
+    source: Any, fractions: Sequence[float], *, ordering: Any = None
+) -> tuple[SliceSource[Any], ...]:
+    """Cuts windows in time: `train, val, test = split_time(windows, (0.7, 0.1, 0.2))`.
+
+        data     0 .............. 70 | 70 .. 80 | 80 .... 100
+        train    [context|target]
+        val                 [context | target]
+        test                           [context | target]
+
+    No part has in its targets a moment of another part's targets, and none of training lies after
+    a cut. Contexts may reach back before it, as they do when one forecasts. Windows without
+    `predict` lie as a whole within their part, so that windows across a cut are left out.
+
+    >>> import cereal, numpy as np
+    >>> windows = cereal.WindowSource(np.arange(100), 8, predict=2, ordering="sequential")
+    >>> train, val = cereal.split_time(windows, (0.7, 0.3))
+    >>> first, mask = next(iter(cereal.DataLoader(val)))
+    >>> first["target"].tolist()
+    [70, 71]
+    """
+    owner = "split_time"
+    if isinstance(source, Routed) or not isinstance(source, WindowSource):
+        raise PipelineError(
+            f"{owner}: `source` must be a WindowSource, got {type(source).__name__}; cut in time "
+            f"first and transform or combine the parts."
+        )
+    given = [float(each) for each in fractions]
+    if any(each <= 0 for each in given) or not math.isclose(sum(given), 1, abs_tol=1e-6):
+        raise PipelineError(
+            f"{owner}: `fractions` must be positive and sum to one, {tuple(given)} sum to "
+            f"{sum(given):g}."
+        )
+    store, path = adopt(source, owner)
+    cuts = [round(source.size * part) for part in np.cumsum([0.0, *given])]
+    back = source.context if source.predict else 0  # how far before a cut a window may begin
+    whole, stride, parts = source.context + source.predict, source.stride, []
+    for begin, end in itertools.pairwise(cuts):
+        first = max(0, -(-(begin - back) // stride))
+        last = min((end - whole) // stride, len(source) - 1)
+        if last < first:
+            raise PipelineError(
+                f"{owner}: no window of {whole} fits between {begin} and {end} of {source.size}; "
+                f"enlarge that fraction, or shorten the windows."
+            )
+        route = part_of(path, range(first, last + 1))
+        words = f"{begin}:{end} in time of WindowSource[{len(source)}]"
+        parts.append(make_slice(source, store, route, ordering, words, owner))
+    return tuple(parts)

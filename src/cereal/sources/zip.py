@@ -1,0 +1,139 @@
+"""Sources side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core.errors import PipelineError
+from ..core.ordering import Order
+from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.rows import Rows
+from ..core.source import IndexedSource, Source
+from ..core.threefry import PART, key_for
+from .routed import check_part, count_of, inherited
+
+_OWNER = "ZipSource"
+
+
+@pytree_dataclass
+class ZipSource(IndexedSource[Any]):
+    """Element i of every source, together: a tuple for a list of sources, a dict for a dict.
+
+        [a0 a1 a2], [b0 b1 b2]  ->  (a0, b0) (a1, b1) (a2, b2)
+
+    The sources must have one length; they are read at the same indices, in the order that
+    `ordering` gives (by default shuffled if one of them is). Random stages of the sources are
+    independent of each other: augment after zipping to treat an image and its mask alike.
+
+    >>> import cereal, numpy as np
+    >>> letters = cereal.ArraySampleSource(np.array([7, 8, 9]), ordering="sequential")
+    >>> pairs = cereal.ZipSource({"a": cereal.RangeSource(3), "b": letters})
+    >>> [(int(x["a"]), int(x["b"])) for x, mask in cereal.DataLoader(pairs)]
+    [(0, 7), (1, 8), (2, 9)]
+    """
+
+    sources: tuple[Any, ...]
+    ordering: Order
+    structure: Any = static_field(default=None)
+
+    def __init__(
+        self, sources: Sequence[Source[Any]] | Mapping[str, Source[Any]], *, ordering: Any = None
+    ) -> None:
+        if isinstance(sources, Source) or not isinstance(sources, Sequence | Mapping):
+            raise PipelineError(
+                f"{_OWNER}: `sources` must be a list or a dict of sources, got "
+                f"{type(sources).__name__}; write `ZipSource([images, labels])`."
+            )
+        tree = dict(sources) if isinstance(sources, Mapping) else tuple(sources)
+        if not tree:
+            raise PipelineError(f"{_OWNER}: there are no sources; give it at least one.")
+        for name, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            check_part(part, _OWNER, f"source {name!r}")
+        parts, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, Source))
+        if len({len(part) for part in parts}) > 1:
+            counted = ", ".join(count_of(part) for part in parts)
+            least = min(len(part) for part in parts)
+            raise PipelineError(
+                f"{_OWNER}: all sources must have one length, got {counted}; cut the longer with "
+                f"`SliceSource(source, range({least}))`."
+            )
+        order = inherited(ordering, parts, len(parts[0]), _OWNER)
+        set_fields(self, sources=tuple(parts), ordering=order, structure=structure)
+
+    def __len__(self) -> int:
+        return len(self.sources[0])
+
+    def element_spec(self) -> Any:
+        return self._tree([source.element_spec() for source in self.sources])
+
+    @property
+    def label(self) -> str:
+        counted = ", ".join(count_of(source) for source in self.sources)
+        return f"ZipSource({counted}, ordering={self.order.name})"
+
+    @property
+    def light(self) -> bool:
+        return all(source.light for source in self.sources)
+
+    @property
+    def host(self) -> bool:
+        return any(source.host for source in self.sources)
+
+    @property
+    def random_stages(self) -> int:
+        return max(source.random_stages for source in self.sources)
+
+    @property
+    def masks(self) -> bool:
+        return any(source.masks for source in self.sources)
+
+    @property
+    def keyed(self) -> bool:
+        return any(source.keyed for source in self.sources)
+
+    @property
+    def fixed(self) -> bool:
+        return all(source.fixed for source in self.sources)
+
+    @property
+    def once(self) -> bool:
+        return all(source.once for source in self.sources)
+
+    @property
+    def overlap(self) -> int:
+        return max(source.overlap for source in self.sources)
+
+    @property
+    def walk(self) -> str:
+        paths = [source.walk.partition(" of ")[2] for source in self.sources]
+        return f"{self.order.name} of zip({', '.join(paths)})" if any(paths) else self.order.name
+
+    def route(self, rows: Rows) -> Rows:
+        return rows.replaced(below=tuple(source.route(rows).lanes for source in self.sources))
+
+    def fetch(self, rows: Rows) -> Rows:
+        pairs = zip(self.sources, rows.below, strict=True)
+        return rows.replaced(below=tuple(source.fetch(each) for source, each in pairs))
+
+    def read(self, rows: Rows) -> tuple[Any, Any]:
+        rows = self.route(rows) if rows.below is None else rows
+        values, mask = [], None
+        for number, (source, lanes) in enumerate(zip(self.sources, rows.below, strict=True)):
+            key = rows.key
+            if self.random_stages:
+                key = jnp.stack(key_for((key[0], key[1]), number, PART))
+            value, real = source.read(lanes.replaced(key=key))
+            values.append(value)
+            mask = real if mask is None else mask if real is None else mask & real
+        return self._tree(values), mask
+
+    def take(self, indices: Any) -> Any:
+        zeros = jnp.zeros(indices.shape, jnp.uint32)
+        return self.read(Rows(jnp.zeros(2, jnp.uint32), zeros, indices, None))[0]
+
+    def _tree(self, parts: list[Any]) -> Any:
+        return jax.tree.unflatten(self.structure, parts)

@@ -1,0 +1,226 @@
+"""Elements that are computed once."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.elements import chunks_of, read_elements
+from ..core.errors import PipelineError
+from ..core.host import HostIndexed, living
+from ..core.ordering import Order
+from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.rows import Rows
+from ..core.source import IndexedSource, Source
+from ..core.spec import Spec
+from ..core.stage import Stage, Transform
+from ..sources.array import ArraySampleSource
+from .cache_store import CacheStore
+
+T = TypeVar("T")
+
+
+@pytree_dataclass
+class CacheTransform(Transform[Any, Any]):
+    """Keeps the elements of all stages above it; what is above runs once per element.
+
+        [source, slow stage, CacheTransform("host"), RandomMapTransform(crop), BatchTransform(128)]
+                             epoch 1 fills it; later epochs read it
+
+    where="device"   in the memory of the default device, filled when the pipeline is built
+    where="host"     in memory of the host, filled as elements are read
+    where=path       in files in that folder, filled as elements are read: the next run finds them
+
+    A cache in files is found again by a digest of what is above it: other data, another function
+    or another option makes another cache. Stop it at any time; what was read stays. Inside of
+    your own `jit` and in `scan_epoch`, what is missing is read before the program runs. Random
+    stages must come below it, or every epoch would see the same augmentation.
+
+    >>> import cereal
+    >>> cached = cereal.CacheTransform("host")
+    >>> squares = cereal.MapTransform(lambda x: x * x)
+    >>> loader = cereal.DataLoader([cereal.RangeSource(4), squares, cached])
+    >>> [int(x) for x, mask in loader]
+    [0, 1, 4, 9]
+    """
+
+    where: str = static_field(default="device")
+
+    def __init__(self, where: str | os.PathLike[str] = "device") -> None:
+        if not isinstance(where, str | os.PathLike):
+            raise PipelineError(
+                f'CacheTransform: `where` must be "device", "host" or a folder, got {where!r:.60}.'
+            )
+        set_fields(self, where=os.fspath(where))
+
+    @property
+    def label(self) -> str:
+        return f"CacheTransform({self.where!r})"
+
+    def __call__(self, source: Source[T]) -> Source[T]:
+        _check(source, self.label)
+        upstream: Any = source
+        if self.where == "device":
+            cached: Any = _on_device(upstream, self.label)
+        else:
+            folder = None if self.where == "host" else self.where
+            store = CacheStore(upstream, folder)
+            spec = upstream.element_spec()
+            spec = (spec, jax.ShapeDtypeStruct((), np.bool_)) if upstream.masks else spec
+            cached = Cached(store, upstream.order, Spec(spec), len(upstream), self.label)
+        return _WithMask()(cached) if upstream.masks else cached
+
+
+def _check(source: Any, label: str) -> None:
+    if not isinstance(source, IndexedSource):
+        what = "batches" if isinstance(source, Source) and source.lanes else "a stream"
+        raise PipelineError(
+            f"{label} keeps elements by their index and cannot keep {what}; put it before the "
+            f"BatchTransform, over an indexed source."
+        )
+    if source.random_stages:
+        raise PipelineError(
+            f"{label} comes after a random stage: every epoch would see the augmentation of the "
+            f"first. Move the random stage below the CacheTransform."
+        )
+    if not source.fixed:
+        raise PipelineError(
+            f"{label} comes after {source.label}, whose elements change from epoch to epoch; cache "
+            f"its sources instead."
+        )
+    if source.callbacks:
+        raise PipelineError(
+            f"{label} comes after a HostCallbackTransform, which runs for every batch; move that "
+            f"below the CacheTransform."
+        )
+
+
+@pytree_dataclass
+class Cached(HostIndexed[Any]):
+    """Elements from a store on the host."""
+
+    store: CacheStore
+    ordering: Order
+    spec: Spec = static_field(default=None)
+    n: int = static_field(default=0)
+    called: str = static_field(default="")
+
+    def __len__(self) -> int:
+        return self.n
+
+    def element_spec(self) -> Any:
+        return self.spec.tree
+
+    @property
+    def inner(self) -> Source[Any]:
+        return self.store.upstream
+
+    @property
+    def label(self) -> str:
+        return self.called
+
+    @property
+    def walk(self) -> str:
+        return self.store.upstream.walk
+
+    @property
+    def once(self) -> bool:
+        return self.store.upstream.once
+
+    @property
+    def overlap(self) -> int:
+        return self.store.upstream.overlap
+
+    def take_host(self, indices: np.ndarray) -> Any:
+        return self.store.take(indices)
+
+    def reader(self) -> Any:
+        self.store.fill()  # a callback must not run JAX
+        number = self.store.number
+        return lambda indices: living(number).take(indices)
+
+
+@pytree_dataclass
+class CachedOnDevice(IndexedSource[Any]):
+    """Elements from arrays on the device."""
+
+    arrays: ArraySampleSource[Any]
+    ordering: Order
+    route_name: str = static_field(default="")
+    called: str = static_field(default="")
+    traits: tuple[bool, int] = static_field(default=(True, 0))
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def element_spec(self) -> Any:
+        return self.arrays.element_spec()
+
+    @property
+    def label(self) -> str:
+        return self.called
+
+    @property
+    def light(self) -> bool:
+        return True
+
+    @property
+    def walk(self) -> str:
+        return self.route_name
+
+    @property
+    def once(self) -> bool:
+        return self.traits[0]
+
+    @property
+    def overlap(self) -> int:
+        return self.traits[1]
+
+    def take(self, indices: Any) -> Any:
+        return self.arrays.take(indices)
+
+    def read(self, rows: Rows) -> tuple[Any, Any]:
+        return self.arrays.read(rows)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _put(whole: Any, part: Any, start: Any) -> Any:
+    def put(to: Any, rows: Any) -> Any:
+        return jax.lax.dynamic_update_slice_in_dim(to, rows, start, axis=0)
+
+    return jax.tree.map(put, whole, part)
+
+
+def _on_device(upstream: Any, label: str) -> CachedOnDevice:
+    whole, start = None, 0
+    n = len(upstream)
+    for chunk in chunks_of(upstream, np.arange(n)):
+        values, mask = read_elements(upstream, chunk)
+        part = (values, mask) if upstream.masks else values
+        if whole is None:
+            whole = jax.tree.map(lambda x: jnp.zeros((n, *x.shape[1:]), x.dtype), part)
+        whole = _put(whole, part, jnp.int32(start))
+        start += len(chunk)
+    arrays = ArraySampleSource(whole, ordering="sequential")
+    traits = (upstream.once, upstream.overlap)
+    return CachedOnDevice(arrays, upstream.order, upstream.walk, label, traits)
+
+
+@pytree_dataclass
+class _WithMask(Stage[Any, Any]):
+    """Cached masks, as masks again."""
+
+    changes_mask: ClassVar[bool] = True
+
+    @property
+    def label(self) -> str:
+        return "cached masks"
+
+    def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
+        del keys, lanes
+        return values[0], mask & values[1]

@@ -1,0 +1,58 @@
+"""Elements that do not count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import jax
+
+from ..core.function import Function, as_decision, as_function
+from ..core.pytree import pytree_dataclass, set_fields
+from ..core.source import Source
+from ..core.stage import Stage
+
+T = TypeVar("T")
+
+
+@pytree_dataclass
+class FilterTransform(Stage[Any, Any]):
+    """Masks the elements for which `fn(element)` is False.
+
+        element   3     8     5     9
+        mask      False True  False True       fn = lambda x: x > 6
+
+    The element stays in its place and its mask is False, so that shapes are static and a batch is
+    still a function of its position; `masked_mean` and `evaluate` leave it out. Before and after
+    batching, `fn` sees one element. To read survivors only, use `select(source, fn)`.
+
+    >>> import cereal
+    >>> large = cereal.FilterTransform(lambda x: x >= 3)
+    >>> loader = cereal.DataLoader([cereal.RangeSource(6), large, cereal.BatchTransform(3)])
+    >>> [(batch.tolist(), mask.tolist()) for batch, mask in loader]
+    [([0, 1, 2], [False, False, False]), ([3, 4, 5], [True, True, True])]
+    """
+
+    changes_mask: ClassVar[bool] = True
+
+    fn: Function
+
+    def __init__(self, fn: Callable[[Any], Any]) -> None:
+        set_fields(self, fn=as_function(fn, "FilterTransform"))
+
+    @property
+    def label(self) -> str:
+        return f"FilterTransform({self.fn.name})"
+
+    def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
+        del keys
+        fn: Callable[..., Any] = self._keep
+        for _ in lanes:
+            fn = jax.vmap(fn)
+        return values, mask & fn(values)
+
+    def _keep(self, element: Any) -> Any:
+        return as_decision(self.fn(element), self.label)
+
+    def __call__(self, source: Source[T]) -> Source[T]:
+        return super().__call__(source)

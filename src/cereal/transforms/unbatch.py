@@ -1,0 +1,206 @@
+"""From batches back to elements."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.errors import PipelineError
+from ..core.execute import run_next
+from ..core.ordering import Order
+from ..core.pytree import pytree_dataclass, static_field
+from ..core.rows import Rows
+from ..core.source import IndexedSource, Mask, Source
+from ..core.spec import Spec
+from ..core.stage import Transform
+from ..core.wrapper import Wrapper
+from ..sources.routed import check_part
+from .batch import Batched
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@pytree_dataclass
+class UnbatchTransform(Transform[Any, Any]):
+    """Takes the first axis apart: from batches, or from elements that are batches themselves.
+
+        BatchTransform(4)   [0 1 2 3] [4 5 6 7]   ->   0 1 2 3 4 5 6 7
+        elements [8, 28, 28] of a source          ->   elements [28, 28], 8 times as many
+
+    Elements of an indexed source stay indexed. After batching, the stages between BatchTransform
+    and this one have worked on whole batches, so what follows is a stream that carries the
+    batch which it is handing out; masks go with their elements.
+
+    >>> import cereal
+    >>> pairs = cereal.BatchTransform(2)(cereal.RangeSource(6))
+    >>> swapped = cereal.MapTransform(lambda pair: pair[::-1])(pairs)
+    >>> [int(x) for x, mask in cereal.DataLoader([swapped, cereal.UnbatchTransform()]).iterate()]
+    [1, 0, 3, 2, 5, 4]
+    """
+
+    def __call__(self, source: Source[T]) -> Source[T]:
+        if not isinstance(source, Source):
+            raise PipelineError(
+                f"UnbatchTransform must be called with a source, got {type(source).__name__}."
+            )
+        if isinstance(source, Batched) and source.remainder == "wrap":
+            return source.source  # nothing happened to the batches
+        if source.callbacks:
+            raise PipelineError(
+                "UnbatchTransform comes after a HostCallbackTransform, which runs once per batch "
+                "that is handed out; put the callback at the end."
+            )
+        leaves = jax.tree.leaves(source.element_spec())
+        sizes = {leaf.shape[0] if leaf.shape else None for leaf in leaves}
+        if len(sizes) != 1 or None in sizes or 0 in sizes:
+            raise PipelineError(
+                f"UnbatchTransform needs values with one first axis, got "
+                f"{Spec(source.element_spec())}; take the others out with a MapTransform first."
+            )
+        inside = Spec(
+            jax.tree.map(
+                lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), source.element_spec()
+            )
+        )
+        if isinstance(source, IndexedSource):
+            check_part(source, "UnbatchTransform", "the source")
+            n = len(source) * leaves[0].shape[0]
+            return Unstacked(source, source.order.over(n, "UnbatchTransform"), inside)
+        if not source.lanes:
+            raise PipelineError(
+                "UnbatchTransform over a stream of elements: batch it first, or take elements "
+                "apart with a MapTransform."
+            )
+        return UnbatchedStream(source, inside)
+
+
+@pytree_dataclass
+class Unstacked(IndexedSource[T_co]):
+    """The rows of the elements of a source."""
+
+    source: Any
+    ordering: Order
+    spec: Spec = static_field(default=None)
+
+    @property
+    def size(self) -> int:
+        return jax.tree.leaves(self.source.element_spec())[0].shape[0]
+
+    @property
+    def inner(self) -> Source[Any]:
+        return self.source
+
+    @property
+    def label(self) -> str:
+        return "UnbatchTransform"
+
+    def __len__(self) -> int:
+        return len(self.source) * self.size
+
+    def element_spec(self) -> Any:
+        return self.spec.tree
+
+    @property
+    def random_stages(self) -> int:
+        return self.source.random_stages
+
+    @property
+    def masks(self) -> bool:
+        return self.source.masks
+
+    @property
+    def keyed(self) -> bool:
+        return self.source.keyed
+
+    @property
+    def fixed(self) -> bool:
+        return self.source.fixed
+
+    @property
+    def once(self) -> bool:
+        return self.source.once
+
+    @property
+    def host(self) -> bool:
+        return self.source.host
+
+    @property
+    def walk(self) -> str:
+        path = self.source.walk.partition(" of ")[2]
+        return f"{self.order.name} of unstacked {path}".strip()
+
+    def route(self, rows: Rows) -> Rows:
+        outer = rows.replaced(index=rows.index // rows.index.dtype.type(self.size))
+        return rows.replaced(below=self.source.route(outer).lanes)
+
+    def fetch(self, rows: Rows) -> Rows:
+        return rows.replaced(below=self.source.fetch(rows.below))
+
+    def read(self, rows: Rows) -> tuple[T_co, Any]:
+        if rows.index.ndim == 0:
+            values, mask = self.read(rows.reshape(1))
+            return jax.tree.map(lambda x: x[0], values), None if mask is None else mask[0]
+        rows = self.route(rows) if rows.below is None else rows
+        values, mask = self.source.read(rows.below.replaced(key=rows.key))
+        which = rows.index % np.int32(self.size)
+        return jax.vmap(lambda value, k: jax.tree.map(lambda x: x[k], value))(values, which), mask
+
+    def take(self, indices: Any) -> T_co:
+        zeros = jnp.zeros(indices.shape, jnp.uint32)
+        return self.read(Rows(jnp.zeros(2, jnp.uint32), zeros, indices, None))[0]
+
+
+@pytree_dataclass
+class UnbatchedState:
+    """The state of an un-batched stream: the batch that is being handed out, and how far."""
+
+    source: Any
+    values: Any
+    mask: Any
+    lane: jax.Array
+
+
+@pytree_dataclass
+class UnbatchedStream(Wrapper[T_co]):
+    """Batches handed out element by element."""
+
+    source: Any
+    spec: Spec = static_field()
+
+    @property
+    def label(self) -> str:
+        return "UnbatchTransform"
+
+    @property
+    def lanes(self) -> tuple[int, ...]:
+        return self.source.lanes[1:]
+
+    @property
+    def steps_per_epoch(self) -> int:  # type: ignore[override]
+        return self.source.steps_per_epoch * self.source.lanes[0]
+
+    def init_state(self, key: Any) -> UnbatchedState:
+        def empty(spec: Any) -> Any:
+            return jnp.zeros(spec.shape, spec.dtype)
+
+        values = jax.tree.map(empty, self.source.element_spec())
+        mask = jnp.zeros(self.source.lanes, jnp.bool_)
+        return UnbatchedState(self.source.init_state(key), values, mask, jnp.int32(0))
+
+    def next(self, state: Any) -> tuple[T_co, Mask, Any]:
+        return run_next(self, state)
+
+    def step(self, state: UnbatchedState) -> tuple[T_co, Mask, UnbatchedState]:
+        def another(state: UnbatchedState) -> UnbatchedState:
+            values, mask, inner = self.source.step(state.source)
+            return UnbatchedState(inner, values, mask, state.lane)
+
+        state = jax.lax.cond(state.lane == 0, another, lambda state: state, state)
+        at = state.lane
+        value = jax.tree.map(lambda x: x[at], state.values)
+        lane = (at + 1) % jnp.int32(self.source.lanes[0])
+        return value, state.mask[at], UnbatchedState(state.source, state.values, state.mask, lane)
