@@ -34,7 +34,7 @@ types: $(INSTALLED) ## Check types
 
 bench: $(INSTALLED) ## Print all figures (cyreal is installed as the peer)
 	$(BIN)/pip install --quiet --disable-pip-version-check cyreal==0.2.1
-	for script in import_time start_up captured gather_rows flip_and_crop in_memory; do \
+	for script in import_time start_up captured gather_rows flip_and_crop in_memory combined windows; do \
 		$(BIN)/python benchmarks/$$script.py || exit 1; done
 
 clean: ## Remove .venv and caches

@@ -14,17 +14,27 @@ from cereal import (
     ArraySampleSource,
     BatchIterator,
     BatchTransform,
+    CacheTransform,
+    ConcatSource,
     DataLoader,
     DevicePutTransform,
+    FilterTransform,
     FlattenImageTransform,
     HostCallbackTransform,
     IndexedSource,
     MapTransform,
+    MixSource,
     NormalizeImageTransform,
     PipelineState,
     RandomMapTransform,
     RangeSource,
+    RepeatSource,
+    SliceSource,
     Source,
+    UnbatchTransform,
+    kfold,
+    select,
+    split,
 )
 
 
@@ -195,3 +205,25 @@ def test_cereal_jit_keeps_the_signature() -> None:
     assert_type(state, PipelineState)
     assert_type(static_step(state, scale=2), jax.Array)
     assert float(total) == 2.0
+
+
+def test_combined_sources_have_the_type_of_their_sources() -> None:
+    source = ArraySampleSource(images())
+    assert_type(SliceSource(source, range(3)), SliceSource[Images])
+    assert_type(RepeatSource(source, 2), RepeatSource[Images])
+    assert_type(ConcatSource([source, source]), ConcatSource[Images])
+    assert_type(MixSource([source, SliceSource(source, range(2))], (3, 1)), MixSource[Images])
+    assert_type(split(source, (0.5, 0.5)), tuple[SliceSource[Images], ...])
+    train, val = kfold(source, 2, 0)
+    assert_type(train, SliceSource[Images])
+    loader = DataLoader(BatchTransform(2)(val))
+    assert_type(loader, DataLoader[Images])
+    assert_type(select(source, lambda element: element["label"] > 0), SliceSource[Images])
+    assert loader.batch_at(0, 0)[0]["image"].shape == (2, 4, 4)
+
+
+def test_stages_that_choose_or_keep_elements_keep_the_type() -> None:
+    source = ArraySampleSource(images())
+    assert_type(FilterTransform(lambda element: element["label"] > 0)(source), Source[Images])
+    assert_type(CacheTransform("host")(source), Source[Images])
+    assert_type(UnbatchTransform()(BatchTransform(2)(source)), Source[Images])

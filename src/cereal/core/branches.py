@@ -41,9 +41,8 @@ class Branches:
         return found
 
     def moved(self, move: Move, salt: int) -> Branches:
-        # Parts of parts get other numbers than parts.
-        numbered = enumerate(self.routes, start=(salt + 1) * 1009)
-        return make_branches([route.moved(move, number) for number, route in numbered])
+        pairs = enumerate(self.routes)
+        return make_branches([route.moved(move, part_salt(salt, n)) for n, route in pairs])
 
     @property
     def routes(self) -> list[Route]:
@@ -66,6 +65,11 @@ class Branches:
     @property
     def fixed(self) -> bool:
         return all(route.fixed for route in self.others)
+
+
+def part_salt(salt: int, number: int) -> int:
+    """The salt of part `number` of a source: another one for every place in a tree of sources."""
+    return ((salt + 1) * 1009 + number) & 0xFFFF_FFFF
 
 
 def make_branches(routes: Sequence[Route]) -> Branches:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .execute import read_fetched
+from .execute import read_rows
 from .rows import Rows
 from .source import IndexedSource
 
@@ -23,7 +23,7 @@ def read_elements(source: IndexedSource[Any], indices: np.ndarray) -> tuple[Any,
     size = 1 << max(4, (len(indices) - 1).bit_length())
     padded = np.resize(indices.astype(np.int64), size)
     rows = Rows(np.zeros(2, np.uint32), np.zeros(size, np.uint32), padded, None)
-    values, mask = read_fetched(source, source.route(rows))
+    values, mask = read_rows(source, source.route(rows), masked=False)
     return jax.tree.map(lambda x: x[: len(indices)], (values, mask))
 
 

@@ -36,9 +36,12 @@ def _routed(source: Positional[Any], words: Any, remainder: Any, steps: int) -> 
     return source.route(rows), words
 
 
-@jax.jit
-def _read(source: Positional[Any], rows: Rows) -> tuple[Any, Any]:
-    return source.read(rows)
+@partial(jax.jit, static_argnames="masked")
+def _read(source: Positional[Any], rows: Rows, masked: bool) -> tuple[Any, Any]:
+    values, mask = source.read(rows)
+    if masked and mask is None:
+        mask = jnp.ones(rows.index.shape, jnp.bool_)
+    return values, mask if masked or source.masks else None
 
 
 def routed_rows(
@@ -49,20 +52,18 @@ def routed_rows(
     return jax.device_get(rows), words
 
 
-def read_fetched(source: Positional[Any], rows: Rows) -> tuple[Any, Any]:
-    """Fetches routed rows of one axis and runs the compiled stages over them."""
-    return _read(source, source.fetch(rows))
+def read_rows(source: Positional[Any], rows: Rows, *, masked: bool) -> tuple[Any, Any]:
+    """Fetches routed rows and runs the compiled stages over them.
 
-
-def read_rows(source: Positional[Any], rows: Rows) -> tuple[Any, Any]:
-    """The batch and the mask of the routed rows of one step."""
-    values, mask = read_fetched(source, rows)
-    return values, jnp.ones(source.lanes, jnp.bool_) if mask is None else mask
+    The mask is None if no stage changes masks, unless it is to be `masked` anyhow: then it
+    is made by the same program, since an array made by itself costs a GPU half a millisecond.
+    """
+    return _read(source, source.fetch(rows), masked)
 
 
 def _next_on_host(source: Positional[Any], state: Any) -> tuple[Any, Any, Any]:
     rows, words = routed_rows(source, state.words, 1)
-    values, mask = read_rows(source, rows[0])
+    values, mask = read_rows(source, rows[0], masked=True)
     return values, mask, PipelineState(words, state.fingerprint)
 
 

@@ -64,8 +64,8 @@ class Route(ABC):
     def moved(self, move: Move, salt: int) -> Route:
         """The same in another store, where row i of this one is row `move(i)`.
 
-        `salt` is the number of the part that this becomes, so that two mixtures that are parts of
-        one source do not shuffle alike.
+        `salt` tells the place that this gets in a tree of sources, so that two mixtures in it do
+        not shuffle alike.
         """
 
     @property

@@ -26,10 +26,10 @@ class HostReader:
         self._next = 0
 
     def read(self) -> tuple[Any, Any]:
-        """The next batch and its mask."""
+        """The next batch, and its mask if stages change masks, else None."""
         if self._rows is None or self._next == self._steps:
             self._rows, self._words = routed_rows(self._source, self._words, self._steps)
             self._next = 0
-        pair = read_rows(self._source, self._rows[self._next])
+        pair = read_rows(self._source, self._rows[self._next], masked=False)
         self._next += 1
         return pair if self._source.placement is None else place(pair, self._source.placement)

@@ -122,28 +122,26 @@ class PositionalIterator(BatchIterator[T]):
 
     def __next__(self) -> tuple[T, Mask]:
         self._end_if_done()
-        self._count_one()
         ready = self._ready
         if not ready:
-            self._issue(1)
+            self._issue()
         pair = ready.popleft()
+        self._count_one()
         self._handed += 1
-        if len(ready) <= self._count >> 1:
-            self._issue(0)
+        # What Python reads may fail, and must not take the batch at hand with it.
+        if self._reader is None and len(ready) <= self._count >> 1:
+            self._issue()
         if pair[1].is_deleted():  # full batches share their mask, and it was donated
             self._full_mask = _full_mask(self._source.lanes, self._source.placement)
             return pair[0], self._full_mask
         return pair
 
-    def _issue(self, owed: int) -> None:
-        """Starts making the next batches; JAX returns before they are made.
-
-        `owed` batches are about to be handed out, besides those that `_left` counts.
-        """
+    def _issue(self) -> None:
+        """Starts making the next batches; JAX returns before they are made."""
         if self._left is None:
             count = self._count
         else:
-            left = self._left + owed - len(self._ready)
+            left = self._left - len(self._ready)
             if left <= 0:
                 return
             # Batches past the end are made in vain: better than many single calls, up to a half.

@@ -10,6 +10,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.branches import part_salt
 from ..core.errors import PipelineError
 from ..core.ordering import Order, Sequential, Shuffle, as_order
 from ..core.permutation import MAX_TRACED
@@ -141,7 +142,7 @@ def combine(sources: Sequence[Any], owner: str) -> tuple[Store, list[Route]]:
             base = int(np.searchsorted(np.asarray(starts), row, side="right")) - 1
             return here[base] + row - starts[base]
 
-        routes.append(path.moved(move, number))
+        routes.append(path.moved(move, part_salt(0, number)))
     return store, routes
 
 
