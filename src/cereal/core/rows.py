@@ -62,6 +62,12 @@ class Rows:
         return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl="threefry2x32")
 
 
+def rows_at(indices: Any) -> Rows:
+    """Rows of these indices, for sources whose elements need neither a key nor an epoch."""
+    zeros = jnp.zeros(indices.shape, jnp.uint32)
+    return Rows(jnp.zeros(2, jnp.uint32), zeros, indices, None)
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """How an indexed pipeline walks its data: everything about it but the reading."""

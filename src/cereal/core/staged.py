@@ -17,7 +17,7 @@ from .errors import UsageError
 from .execute import run_next
 from .promise import as_built
 from .pytree import pytree_dataclass, static_field
-from .rows import Rows
+from .rows import Rows, rows_at
 from .source import IndexedSource, Mask
 from .spec import Spec
 from .state import key_words
@@ -115,8 +115,7 @@ class ElementStage(_StagedRows[T_co], IndexedSource[T_co]):
                 f"{self.label} is random: its elements depend on a key and an epoch; read them "
                 f"with `next(state)`, or take from the source below it."
             )
-        zeros = jnp.zeros(indices.shape, jnp.uint32)
-        return self.read(Rows(jnp.zeros(2, jnp.uint32), zeros, indices, None))[0]
+        return self.read(rows_at(indices))[0]
 
     def read(self, rows: Rows) -> tuple[T_co, Any]:
         values, mask = self.source.read(rows)

@@ -5,7 +5,7 @@
 In a table of S slots, part j with w_j of them has after t slots between t w_j / S - 1 and
 t w_j / S + 1 elements, for every t. Its i-th turn may be taken from slot floor(i S / w_j) on, and
 must be taken before slot ceil((i + 1) S / w_j); whoever must be first is next. (Taking the part
-that lags most, as load balancers do, does not keep this bound when there are many parts.)
+that lags most, as load balancers do, does not keep this bound: 1:1:1:11:11 reaches 1.04.)
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.core
-import jax.numpy as jnp
 import numpy as np
 
 from ..core.branches import part_salt
@@ -16,7 +15,7 @@ from ..core.ordering import Order, Sequential, Shuffle, as_order
 from ..core.permutation import MAX_TRACED
 from ..core.pytree import set_fields
 from ..core.route import Route, Run
-from ..core.rows import Rows
+from ..core.rows import Rows, rows_at
 from ..core.source import IndexedSource, Positional, Source
 from ..core.spec import Spec
 from .store import Store, make_store
@@ -97,8 +96,7 @@ class Routed(IndexedSource[T_co]):
 
     def take(self, indices: Any) -> T_co:
         """The elements at these indices; of a shuffled mixture, in epoch 0 of key 0."""
-        zeros = jnp.zeros(indices.shape, jnp.uint32)
-        return self.read(Rows(jnp.zeros(2, jnp.uint32), zeros, indices, None))[0]
+        return self.read(rows_at(indices))[0]
 
 
 def set_routed(source: Any, store: Store, path: Route, ordering: Order, parts: str) -> None:

@@ -1,11 +1,12 @@
 """Where the data of combined sources lies: one store for all parts.
 
     arrays in memory       one array, in which the parts follow each other: reading is one gather
+    one stage over all     the stage once, over a store of what is below it
     data on the host       each part reads its own rows of the batch
     anything else          each part reads the whole batch, and rows are selected
 
 Parts that are slices of one array share it and nothing is copied; parts that are different arrays
-are copied once into one. Parts of the third kind (a user's own source, a part with a transform of
+are copied once into one. Parts of the last kind (a user's own source, a part with a transform of
 its own) cost one read per part.
 """
 
@@ -24,9 +25,10 @@ import numpy as np
 from ..core.host import HostIndexed
 from ..core.ordering import Sequential
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.rows import Rows
+from ..core.rows import Rows, rows_at
 from ..core.source import IndexedSource
 from ..core.spec import Spec
+from ..core.staged import ElementStage
 from ..core.threefry import PART, key_for
 from .array import ArraySampleSource
 
@@ -168,9 +170,70 @@ def make_store(bases: Sequence[IndexedSource[Any]]) -> tuple[Store, list[int]]:
         return Store((kept[0],), (0,), spec), begins
     if (merged := _merged(kept)) is not None:
         return Store((merged,), (0,), spec), begins
+    if (staged := _under_one_stage(kept)) is not None:
+        source, places_below = staged
+        return Store((source,), (0,), spec), [places_below[places[_identity(b)]] for b in bases]
     if all(isinstance(base, HostIndexed) and base.host for base in kept):
         return Store((HostBases(tuple(kept), tuple(starts)),), (0,), spec), begins
     return Store(tuple(kept), tuple(starts), spec), begins
+
+
+@pytree_dataclass
+class Laid(IndexedSource[Any]):
+    """A store as a source: its index is the store's row."""
+
+    store: Store
+    size: int = static_field()
+
+    def __len__(self) -> int:
+        return self.size
+
+    def element_spec(self) -> Any:
+        return self.store.element_spec()
+
+    @property
+    def masks(self) -> bool:
+        return self.store.masks
+
+    @property
+    def host(self) -> bool:
+        return self.store.host
+
+    @property
+    def light(self) -> bool:
+        return self.store.light
+
+    @property
+    def overlap(self) -> int:
+        return max(base.overlap for base in self.store.bases)
+
+    def route(self, rows: Rows) -> Rows:
+        return rows.replaced(below=self.store.route(rows).lanes)
+
+    def fetch(self, rows: Rows) -> Rows:
+        return rows.replaced(below=self.store.fetch(rows.below))
+
+    def read(self, rows: Rows) -> tuple[Any, Any]:
+        rows = self.route(rows) if rows.below is None else rows
+        return self.store.read(rows.below.replaced(key=rows.key))
+
+    def take(self, indices: Any) -> Any:
+        return self.read(rows_at(indices))[0]
+
+
+def _under_one_stage(bases: list[Any]) -> tuple[IndexedSource[Any], list[int]] | None:
+    """The stage that all sources have around them, over one store; and where each begins."""
+    if not all(isinstance(base, ElementStage) and not base.random_stages for base in bases):
+        return None
+    flat = [jax.tree.flatten(base.stage) for base in bases]
+    first = ([id(leaf) for leaf in flat[0][0]], flat[0][1])
+    if any(([id(leaf) for leaf in leaves], structure) != first for leaves, structure in flat):
+        return None
+    if any(not base.source.fixed or base.source.keyed for base in bases):
+        return None
+    below, begins = make_store([base.source for base in bases])
+    size = below.starts[-1] + len(below.bases[-1])
+    return ElementStage(Laid(below, size), bases[0].stage, bases[0].spec), begins
 
 
 def _identity(base: Any) -> Any:

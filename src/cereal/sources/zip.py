@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from ..core.errors import PipelineError
 from ..core.ordering import Order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.rows import Rows
+from ..core.rows import Rows, rows_at
 from ..core.source import IndexedSource, Source
 from ..core.threefry import PART, key_for
 from .routed import check_part, count_of, inherited
@@ -132,8 +132,7 @@ class ZipSource(IndexedSource[Any]):
         return self._tree(values), mask
 
     def take(self, indices: Any) -> Any:
-        zeros = jnp.zeros(indices.shape, jnp.uint32)
-        return self.read(Rows(jnp.zeros(2, jnp.uint32), zeros, indices, None))[0]
+        return self.read(rows_at(indices))[0]
 
     def _tree(self, parts: list[Any]) -> Any:
         return jax.tree.unflatten(self.structure, parts)

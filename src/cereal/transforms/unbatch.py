@@ -12,7 +12,7 @@ from ..core.errors import PipelineError
 from ..core.execute import run_next
 from ..core.ordering import Order
 from ..core.pytree import pytree_dataclass, static_field
-from ..core.rows import Rows
+from ..core.rows import Rows, rows_at
 from ..core.source import IndexedSource, Mask, Source
 from ..core.spec import Spec
 from ..core.stage import Transform
@@ -150,8 +150,7 @@ class Unstacked(IndexedSource[T_co]):
         return jax.vmap(lambda value, k: jax.tree.map(lambda x: x[k], value))(values, which), mask
 
     def take(self, indices: Any) -> T_co:
-        zeros = jnp.zeros(indices.shape, jnp.uint32)
-        return self.read(Rows(jnp.zeros(2, jnp.uint32), zeros, indices, None))[0]
+        return self.read(rows_at(indices))[0]
 
 
 @pytree_dataclass
