@@ -214,8 +214,11 @@ def test_every_weight_that_is_not_zero_has_a_turn(weights: tuple[Any, ...]) -> N
     assert [part > 0 for part in parts_of(*weights)] == [weight > 0 for weight in weights]
 
 
-def test_even_the_tiniest_float_has_a_turn() -> None:
-    assert parts_of(1e308, 5e-324)[1] > 0
+@pytest.mark.parametrize("weights", [(1e308, 5e-324), (1.0, 1e-308), (3, 0, 5e-324)], ids=str)
+def test_even_the_tiniest_float_has_a_turn(weights: tuple[float, ...]) -> None:
+    parts = parts_of(*weights)
+    assert [part > 0 for part in parts] == [weight > 0 for weight in weights]
+    assert parts[-1] == 1
 
 
 @pytest.mark.parametrize("weights", HARD, ids=lambda weights: str(weights[:3]))
@@ -262,7 +265,7 @@ NO_NUMBER = r"Test: `weights` must be one number per source, got .*write `weight
         ([3], [1]),
         ((3, 1), (1, 3)),
         (1j, 1),
-        (object(), 1),
+        (set(), 1),
     ],
     ids=repr,
 )

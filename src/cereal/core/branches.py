@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,27 @@ from .rows import Rows
 from .search import count_up_to
 
 
+class Known:
+    """A table of whole numbers that is static: hashed once, since JAX asks at every dispatch."""
+
+    __slots__ = ("_bytes", "_hash", "table")
+
+    def __init__(self, table: np.ndarray) -> None:
+        self.table, self._bytes = table, table.tobytes()
+        self._hash = hash(self._bytes)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Known) and self._bytes == other._bytes
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Known, (self.table,)  # hashes of bytes differ between processes
+
+
 @pytree_dataclass
 class Branches:
     """The routes of several parts: runs are looked up in a table, others evaluated one by one."""
@@ -25,6 +47,7 @@ class Branches:
     others: tuple[Route, ...]
     numbers: tuple[int, ...] = static_field()  # of the others
     straight: bool = static_field()  # all steps are 1
+    known: Known = static_field()  # the runs, also while they are traced
 
     def locate(self, part: Any, rows: Rows) -> Rows:
         """The rows of the store, for an index in a part, per lane."""
@@ -48,7 +71,7 @@ class Branches:
     def routes(self) -> list[Route]:
         """The routes of all parts."""
         others = dict(zip(self.numbers, self.others, strict=True))
-        runs = np.asarray(self.runs).tolist()
+        runs = self.known.table.tolist()
         return [
             others.get(number) or Run(start, n, step)
             for number, (start, step, n) in enumerate(runs)
@@ -69,7 +92,7 @@ class Branches:
 
 def part_salt(salt: int, number: int) -> int:
     """The salt of part `number` of a source: another one for every place in a tree of sources."""
-    return ((salt + 1) * 1009 + number) & 0xFFFF_FFFF
+    return zlib.crc32(f"{salt} {number}".encode())
 
 
 def make_branches(routes: Sequence[Route]) -> Branches:
@@ -78,7 +101,8 @@ def make_branches(routes: Sequence[Route]) -> Branches:
     numbers = tuple(n for n, route in enumerate(routes) if not isinstance(route, Run))
     table = np.array(runs, np.int32)
     others = tuple(routes[number] for number in numbers)
-    return Branches(jnp.asarray(table), others, numbers, bool((table[:, 1] == 1).all()))
+    straight = bool((table[:, 1] == 1).all())
+    return Branches(jnp.asarray(table), others, numbers, straight, Known(table))
 
 
 @pytree_dataclass
@@ -117,6 +141,10 @@ class Joined(Route):
     @property
     def spans(self) -> Spans:
         return disjoint([route.spans for route in self.branches.routes])
+
+    @property
+    def described(self) -> str:
+        return f"joined({', '.join(route.described for route in self.branches.routes)})"
 
 
 def join(routes: Sequence[Route]) -> Route:
@@ -174,6 +202,11 @@ class Mixed(Route):
     @property
     def spans(self) -> Spans:
         return None
+
+    @property
+    def described(self) -> str:
+        parts = ", ".join(route.described for route in self.branches.routes)
+        return f"mixed {self.called} ({parts})"
 
 
 def _select(xp: Any, here: Any, there: Rows, other: Rows) -> Rows:

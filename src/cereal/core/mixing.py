@@ -207,7 +207,7 @@ def _epoch_length(
     if not 1 <= length <= MOST_SLOTS_IN_EPOCH:
         raise PipelineError(
             f"{owner}: an epoch of the mixture would have {length} elements, and can have 1 to "
-            f'{MOST_SLOTS_IN_EPOCH}; pass `epoch="first"`, or a number of elements.'
+            f"{MOST_SLOTS_IN_EPOCH}; pass a number of elements, `epoch=1_000_000`."
         )
     return length
 

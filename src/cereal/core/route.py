@@ -32,19 +32,27 @@ Move = Callable[[int], int]
 
 
 class Span(NamedTuple):
-    """Elements first to last - 1 of a space of elements, which lies in low to high - 1."""
+    """Places first to last - 1 of a list of elements, whose rows lie in low to high - 1.
+
+    `space` names the list; equal names mean equal lists. Of a run of rows, every `step`-th.
+    """
 
     low: int
     high: int
     space: str
     first: int
     last: int
+    step: int = 1
 
     def meets(self, other: Span) -> bool:
         """Whether the two may have an element in common."""
         if self.high <= other.low or other.high <= self.low:
             return False
-        return self.space != other.space or (self.first < other.last and other.first < self.last)
+        if self.space != other.space:
+            return True
+        if self.step == other.step and (self.first - other.first) % self.step:
+            return False
+        return self.first < other.last and other.first < self.last
 
 
 Spans = tuple[Span, ...] | None
@@ -72,6 +80,11 @@ class Route(ABC):
     @abstractmethod
     def name(self) -> str:
         """What a state must agree with."""
+
+    @property
+    @abstractmethod
+    def described(self) -> str:
+        """All of it in words: equal words mean equal elements, in the same order."""
 
     @property
     def masks(self) -> bool:
@@ -124,7 +137,11 @@ class Run(Route):
     def spans(self) -> Spans:
         last = self.start + (self.n - 1) * self.step
         low, high = min(self.start, last), max(self.start, last) + 1
-        return (Span(low, high, "", low, high),)
+        return (Span(low, high, "", low, high, abs(self.step)),)
+
+    @property
+    def described(self) -> str:
+        return f"run({self.start}, {self.n}, {self.step})"
 
 
 def disjoint(spans: Sequence[Spans]) -> Spans:

@@ -31,13 +31,18 @@ class Around(Route):
     def fixed(self) -> bool:
         return self.inner.fixed
 
-    def _spans(self, space: str, first: int, last: int) -> Spans:
-        """Some elements, in the order that `space` names, of what is inside."""
+    def _spans(self, space: str, *places: tuple[int, int]) -> Spans:
+        """These places of the list of elements that `space` names."""
         inside = self.inner.spans
         if inside is None:
             return None
         low, high = min(span.low for span in inside), max(span.high for span in inside)
-        return (Span(low, high, f"{space} {inside}", first, last),)
+        return tuple(Span(low, high, space, first, last) for first, last in places)
+
+
+def _value(digest: str, leaf: Any) -> str:
+    """A leaf in words; of a trace, which has no value, itself."""
+    return f"traced {id(leaf)}" if digest == "traced" else digest
 
 
 @pytree_dataclass
@@ -62,7 +67,11 @@ class Table(Around):
 
     @property
     def spans(self) -> Spans:
-        return self._spans(f"listed {self.digest}", 0, self.n) if self.once else None
+        return self._spans(self.described, (0, self.n)) if self.once else None
+
+    @property
+    def described(self) -> str:
+        return f"listed {_value(self.digest, self.indices)} of {self.inner.described}"
 
 
 @pytree_dataclass
@@ -88,7 +97,12 @@ class Stretch(Around):
     @property
     def spans(self) -> Spans:
         last = self.start + (self.n - 1) * self.step
-        return self._spans("stretch", min(self.start, last), max(self.start, last) + 1)
+        places = min(self.start, last), max(self.start, last) + 1
+        return self._spans(f"order of {self.inner.described}", places)
+
+    @property
+    def described(self) -> str:
+        return f"stretch({self.start}, {self.n}, {self.step}) of {self.inner.described}"
 
 
 @pytree_dataclass
@@ -116,7 +130,15 @@ class Permuted(Around):
 
     @property
     def spans(self) -> Spans:
-        return self._spans(f"shuffled {self.digest}", self.first, self.first + self.n)
+        return self._spans(self._list, (self.first, self.first + self.n))
+
+    @property
+    def _list(self) -> str:
+        return f"shuffled {_value(self.digest, self.words)} of {self.inner.described}"
+
+    @property
+    def described(self) -> str:
+        return f"{self.first} + {self.n} of {self._list}"
 
 
 @pytree_dataclass
@@ -169,7 +191,21 @@ class Fold(Around):
 
     @property
     def spans(self) -> Spans:
-        return self._spans(f"fold {self.rest} {self.digest}", 0, self.n)
+        space = f"order of {self.inner.described}"
+        if self.digest == "traced":
+            return self._spans(self.described, (0, self.n))
+        fold, total = int(self.digest), self.inner.n
+        least, extra = divmod(total, self.k)
+        start = fold * least + min(fold, extra)
+        end = start + least + (fold < extra)
+        if not self.rest:
+            return self._spans(space, (start, end))
+        return self._spans(space, *((a, b) for a, b in ((0, start), (end, total)) if a < b))
+
+    @property
+    def described(self) -> str:
+        which = f"{_value(self.digest, self.fold)} of {self.k}, rest {self.rest}"
+        return f"fold {which}, of {self.inner.described}"
 
 
 @pytree_dataclass
@@ -199,6 +235,10 @@ class Repeated(Around):
     @property
     def spans(self) -> Spans:
         return self.inner.spans if self.times == 1 else None
+
+    @property
+    def described(self) -> str:
+        return f"{self.times} times {self.inner.described}"
 
 
 def shuffled_once(words: Any, position: Any, n: int) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 from .errors import PipelineError
 
 MOST_SLOTS = 1 << 20
-_FEW_SLOTS = 1 << 12
+_MANY_SLOTS = 1 << 17
 _NEAR = 16
 
 
@@ -57,24 +57,29 @@ def ranks_in(table: np.ndarray) -> np.ndarray:
 
 
 def whole_parts(weights: Any, count: int, owner: str) -> tuple[int, ...]:
-    """Weights as whole numbers: exact where a table can hold them, else to one in a million."""
-    given = _checked(weights, count, owner)
-    exact = _exact(given)
-    if sum(exact) <= MOST_SLOTS:
+    """Weights as whole numbers: exact where a table can hold them, else to one in 100,000.
+
+    The least of them gets a turn, however little it is.
+    """
+    exact = _exact(_checked(weights, count, owner))
+    total = sum(exact)
+    if total <= MOST_SLOTS:
         return exact
-    share = [weight / sum(exact) for weight in exact]
-    least = min(part for part in share if part)
-    slots = min(MOST_SLOTS, max(_FEW_SLOTS, math.ceil(_NEAR / least)))
-    floors = [max(math.floor(part * slots), int(part > 0)) for part in share]
-    most_cut = sorted(range(count), key=lambda j: floors[j] - share[j] * slots)
-    for j in most_cut[: max(slots - sum(floors), 0)]:
-        floors[j] += 1
-    divisor = math.gcd(*floors)
-    return tuple(part // divisor for part in floors)
+    least = min(part for part in exact if part)
+    slots = min(MOST_SLOTS, max(_MANY_SLOTS, _NEAR * total // least))
+    parts = [max(part * slots // total, int(part > 0)) for part in exact]
+    cut = sorted(range(count), key=lambda j: parts[j] * total - exact[j] * slots)
+    for j in cut[: max(slots - sum(parts), 0)]:
+        parts[j] += 1
+    parts[parts.index(max(parts))] -= max(sum(parts) - slots, 0)
+    divisor = math.gcd(*parts)
+    return tuple(part // divisor for part in parts)
 
 
-def _checked(weights: Any, count: int, owner: str) -> list[Any]:
+def _checked(weights: Any, count: int, owner: str) -> list[Fraction]:
     try:
+        if isinstance(weights, str | bytes):
+            raise TypeError(weights)
         given = [_number(weight) for weight in weights]
     except (TypeError, ValueError) as error:
         raise PipelineError(
@@ -86,7 +91,7 @@ def _checked(weights: Any, count: int, owner: str) -> list[Any]:
             f"{owner}: there are {count} sources and {len(given)} `weights`; give one per source."
         )
     for number, weight in enumerate(given):
-        if not math.isfinite(weight) or weight < 0:
+        if (isinstance(weight, float) and not math.isfinite(weight)) or weight < 0:
             raise PipelineError(
                 f"{owner}: the weight of source {number} is {weight}; weights are finite and not "
                 f"negative (0 leaves a source out)."
@@ -95,11 +100,11 @@ def _checked(weights: Any, count: int, owner: str) -> list[Any]:
         raise PipelineError(
             f"{owner}: all `weights` are zero, so there is nothing to read; raise one of them."
         )
-    return given
+    return [_as_fraction(weight) for weight in given]
 
 
 def _number(weight: Any) -> Any:
-    if isinstance(weight, bool | str | bytes):
+    if isinstance(weight, bool | np.bool_ | str | bytes):
         raise TypeError(weight)
     try:
         return operator.index(weight)
@@ -107,19 +112,21 @@ def _number(weight: Any) -> Any:
         return float(weight)
 
 
-def _exact(weights: list[Any]) -> tuple[int, ...]:
-    """The smallest whole numbers in the ratio of the weights, with 0.3 read as 3/10."""
-    read = [_as_fraction(weight) for weight in weights]
-    scale = math.lcm(*(weight.denominator for weight in read))
-    parts = [int(weight * scale) for weight in read]
+def _exact(weights: list[Fraction]) -> tuple[int, ...]:
+    """The smallest whole numbers in the ratio of the weights."""
+    scale = math.lcm(*(weight.denominator for weight in weights))
+    parts = [int(weight * scale) for weight in weights]
     divisor = math.gcd(*parts)
     return tuple(part // divisor for part in parts)
 
 
 def _as_fraction(weight: Any) -> Fraction:
+    """A weight as it was meant: 0.3 is 3/10, that of float32 too."""
     exact = Fraction(weight)
-    for most, error in ((1000, 1e-6), (10**6, 1e-12)):  # float32's 0.3 is 3/10 too
+    if isinstance(weight, int):
+        return exact
+    for most, error in ((1000, 1e-6), (10**6, 1e-12)):
         near = exact.limit_denominator(most)
-        if math.isclose(near, exact, rel_tol=error):
+        if abs(near - exact) <= exact * Fraction(error):
             return near
     return exact

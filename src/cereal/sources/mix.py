@@ -29,8 +29,8 @@ class MixSource(Routed[T], Generic[T]):
         weights=(3, 1)    a a b a | a a b a | ...
 
     Every prefix has of each source what its weight says, to within one element (weights that are
-    no ratio of small numbers are rounded to one in a million). Each source goes
-    through epochs of its own: every element once before any comes again, shuffled anew each
+    no ratio of small numbers are rounded to one in 100,000). Each source goes through epochs of
+    its own: every element once before any comes again, shuffled anew each
     time if `ordering="shuffle"`; by default each source has the order that it came with. Nothing
     restarts when an epoch of the mixture ends.
 

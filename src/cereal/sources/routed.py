@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import jax
-import jax.core
 import numpy as np
 
 from ..core.branches import part_salt
@@ -74,7 +72,7 @@ class Routed(IndexedSource[T_co]):
 
     @property
     def once(self) -> bool:
-        return self.path.spans is not None and all(base.once for base in self.store.bases)
+        return self.path.spans is not None and self.store.once
 
     @property
     def overlap(self) -> int:
@@ -146,8 +144,7 @@ def combine(sources: Sequence[Any], owner: str) -> tuple[Store, list[Route]]:
 
 def _flat(source: Any) -> tuple[tuple[Any, ...], tuple[int, ...], Route]:
     """The bases of a source, where they begin in its store, and its route."""
-    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(source))
-    if not isinstance(source, Routed) or traced:
+    if not isinstance(source, Routed):
         return (source,), (0,), Run(0, len(source))
     return source.store.bases, source.store.starts, source.path
 

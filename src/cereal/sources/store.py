@@ -61,6 +61,13 @@ class Store:
         return len(self.bases) == 1 and self.bases[0].light
 
     @property
+    def once(self) -> bool:
+        """Whether no element of the data is in it twice: in two forms, say."""
+        held = [{id(leaf) for leaf in jax.tree.leaves(base)} for base in self.bases]
+        apart = sum(map(len, held)) == len(set().union(*held))
+        return apart and all(base.once for base in self.bases)
+
+    @property
     def placement(self) -> Any:
         places = {base.placement for base in self.bases}
         return places.pop() if len(places) == 1 else None
