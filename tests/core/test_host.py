@@ -105,8 +105,9 @@ def test_under_nested_vmap_every_lane_gets_its_own_rows() -> None:
     states = jax.vmap(jax.vmap(loader.init_state))(keys)
     batches = jax.vmap(jax.vmap(loader.next_batch))(states)[0]
     for i, j in np.ndindex(2, 3):
-        alone = loader.next_batch(loader.init_state(keys[i, j]))[0]
-        assert_same(jax.tree.map(lambda x, at=(i, j): x[at], batches), alone, f"lane {i}, {j}")
+        indices = loader.indices_at(keys[i, j], 0)
+        np.testing.assert_array_equal(batches["n"][i, j], indices)
+        np.testing.assert_array_equal(batches["x"][i, j, :, 0], indices)
 
 
 def test_data_on_the_host_is_structure_without_leaves() -> None:
@@ -128,7 +129,7 @@ def test_one_program_reads_for_each_loader_its_own_data() -> None:
 
 
 def test_data_that_cannot_say_what_it_is_has_no_digest() -> None:
-    with pytest.raises(TypeError, match="^Shelf has no digest"):
+    with pytest.raises(TypeError, match=r"^Shelf has no digest"):
         Shelf(rows_of()).digest_of()
 
 
@@ -150,13 +151,13 @@ def test_an_epoch_that_is_padded_or_dropped_is_read_exactly_once() -> None:
         assert [numbers(pair) for pair in found] == source.shelf.reads
 
 
-def test_iterate_reads_one_batch_ahead_and_no_more() -> None:
+def test_iterate_reads_a_batch_when_it_is_asked_for() -> None:
     source = shelved()
     iterator = DataLoader([source, BatchTransform(4)]).iterate(epochs=None)
     assert source.shelf.reads == []
     for taken in range(1, 4):
         next(iterator)
-        assert len(source.shelf.reads) == taken + 1
+        assert len(source.shelf.reads) == taken
 
 
 def test_a_step_and_a_scan_read_every_row_once() -> None:
@@ -242,7 +243,8 @@ def test_an_error_of_the_reader_inside_jit_is_reported_and_the_program_works_on(
     state = loader.state_at(0, 2)
     expected = step(loader, state)
     source.shelf.bad = 9
-    with pytest.raises(jax.errors.JaxRuntimeError, match="row 9 cannot be read"):
+    # Which of the two JAX raises depends on whether the call took its fast path.
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="row 9 cannot be read"):
         jax.block_until_ready(step(loader, state))
     source.shelf.bad = -1
     assert_same(step(loader, state), expected, "afterwards")
@@ -252,26 +254,26 @@ def test_a_batch_that_was_read_is_handed_out_before_the_error_of_the_next() -> N
     source = shelved()
     source.shelf.bad = 9
     loader = DataLoader([source, BatchTransform(4)])
-    iterator, found = loader.iterate(), []
-    with pytest.raises(OSError, match="row 9 cannot be read"):
-        while True:
-            found.append(numbers(next(iterator)))
-    assert found == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    iterator = loader.iterate()
+    assert [numbers(next(iterator)) for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    for _ in range(2):
+        with pytest.raises(OSError, match="row 9 cannot be read"):
+            next(iterator)
 
 
 def test_the_state_after_an_error_is_that_of_the_last_batch_handed_out() -> None:
     source = shelved()
     source.shelf.bad = 9
     loader = DataLoader([source, BatchTransform(4)])
-    iterator, handed = loader.iterate(), 0
+    iterator = loader.iterate()
+    for _ in range(2):
+        next(iterator)
     with pytest.raises(OSError, match="row 9 cannot be read"):
-        while True:
-            next(iterator)
-            handed += 1
-    assert_same(iterator.state, loader.state_at(0, handed), "the state")
+        next(iterator)
+    assert_same(iterator.state, loader.state_at(0, 2), "the state")
     source.shelf.bad = -1
     rest = [numbers(pair) for pair in loader.iterate(iterator.state)]
-    assert rest == np.arange(N).reshape(5, 4).tolist()[handed:]
+    assert rest == np.arange(N).reshape(5, 4).tolist()[2:]
 
 
 def test_an_iterator_goes_on_after_an_error_without_losing_a_batch() -> None:

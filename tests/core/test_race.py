@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cereal.core.race import _minus_log, finish_order
+from cereal.core.race import _exponential, _minus_log, finish_order
 
 KEY = (np.uint32(0x01234567), np.uint32(0x89ABCDEF))
-ONE = 2**26  # the unit of time: one halving
+ONE = 2**26  # the unit of time
 LIMIT = 4.9  # two-sided p = 1e-6
 
 
@@ -60,30 +60,41 @@ def deviate_of_chi_square(counts: np.ndarray, chances: Any) -> float:
 
 def test_the_logarithm_is_right_to_a_seven_millionth() -> None:
     words = some_words()
-    exact = -np.log2(words.astype(np.float64) / 2**32)
-    error = _minus_log(np, words) / ONE - exact
-    assert np.abs(error).max() < 1.4e-7
-    assert error.min() >= 0
+    exact = -np.log(words.astype(np.float64) / 2**32)
+    assert np.abs(_minus_log(np, words) / ONE - exact).max() < 3e-7
+
+
+def test_the_time_is_right_to_a_part_of_itself_however_short_it_is() -> None:
+    # With both words: the shortest times are those of words near 2^64.
+    rng = np.random.default_rng(1)
+    left = np.unique((2.0 ** rng.uniform(34, 63, 200_000)).astype(np.uint64))
+    words = np.uint64(0) - left
+    time = _exponential(np, (words >> np.uint64(32)).astype(np.uint32), words.astype(np.uint32))
+    exact = -np.log1p(-left.astype(np.float64) / 2.0**64)
+    assert np.abs(time / exact - 1).max() < 5e-4
 
 
 def test_a_larger_word_never_has_a_larger_time_and_all_times_are_positive() -> None:
-    time = _minus_log(np, some_words()).astype(np.int64)
+    words = some_words()
+    time = _exponential(np, words, np.full_like(words, 2**31)).astype(np.float64)
     assert np.diff(time).max() <= 0
-    assert time.min() >= 1
-    assert time.max() < 2**32 - 1
+    assert 0 < time.min() < time.max() < 23
 
 
 def test_the_word_zero_has_the_time_of_the_word_one() -> None:
-    zero, one = _minus_log(np, np.array([0, 1], np.uint32))
-    assert zero == one == 32 * ONE + 1
+    words = np.array([0, 1], np.uint32)
+    zero, one = _exponential(np, words, words)
+    assert zero == one
+    assert abs(one - 32 * np.log(2)) < 1e-5
 
 
 @pytest.mark.usefixtures("strict_jax")
 def test_the_logarithm_in_jax_is_that_in_numpy_in_every_bit() -> None:
     words = np.r_[np.uint32(0), some_words()]
-    traced = jax.jit(partial(_minus_log, jnp))(jnp.asarray(words))
-    assert traced.dtype == jnp.uint32
-    np.testing.assert_array_equal(traced, _minus_log(np, words))
+    second = words[::-1].copy()
+    traced = jax.jit(partial(_exponential, jnp))(jnp.asarray(words), jnp.asarray(second))
+    assert traced.dtype == jnp.float32
+    np.testing.assert_array_equal(traced, _exponential(np, words, second))
 
 
 # The order
@@ -162,23 +173,24 @@ def test_an_epoch_tells_nothing_of_the_next() -> None:
     assert abs(deviate_of_chi_square(counts, np.outer(share, share).ravel())) < LIMIT
 
 
-def words_earlier_than(time: np.ndarray) -> np.ndarray:
-    """How many words have a time below each of these: larger words have smaller times."""
-    low, high = np.zeros(time.shape, np.int64), np.full(time.shape, 2**32, np.int64)
-    for _ in range(33):
-        middle = (low + high) // 2
-        found = _minus_log(np, np.minimum(middle, 2**32 - 1).astype(np.uint32)) < time
-        low, high = np.where(found, low, middle + 1), np.where(found, middle, high)
+def share_earlier_than(time: np.ndarray) -> np.ndarray:
+    """The share of pairs of words with a time below each of these: large words have small ones."""
+    low, high = np.zeros(time.shape, np.uint64), np.full(time.shape, 2**64 - 1, np.uint64)
+    for _ in range(65):
+        middle = low + (high - low) // np.uint64(2)
+        first, second = (middle >> np.uint64(32)).astype(np.uint32), middle.astype(np.uint32)
+        found = _exponential(np, first, second) < time
+        low, high = np.where(found, low, middle + np.uint64(1)), np.where(found, middle, high)
         low = np.minimum(low, high)
-    return 2**32 - high
+    return (np.uint64(2**64 - 1) - high).astype(np.float64) / 2.0**64
 
 
-@pytest.mark.parametrize("light", [1e-2, 1e-4, 1e-6, 1e-7])
+@pytest.mark.parametrize("light", [1e-2, 1e-4, 1e-6, 1e-8, 1e-10])
 def test_many_light_elements_are_drawn_before_a_heavy_one_by_their_share(light: float) -> None:
     # One of weight 1, and as many of weight `light` as make a tenth of it: one of them is drawn
     # first with probability 1/11. Exactly, over the words that the heavy one may draw.
     words = (np.arange(2**15) + 0.5) * 2**17
-    heavy = _minus_log(np, words.astype(np.uint32)).astype(np.float64)
-    before = words_earlier_than(heavy * light) / 2**32
-    first = 1 - np.mean((1 - before) ** (0.1 / light))
-    assert abs(first / (1 / 11) - 1) < 0.05
+    heavy = _exponential(np, words.astype(np.uint32), np.zeros(2**15, np.uint32))
+    before = share_earlier_than(heavy.astype(np.float64) * light)
+    first = -np.mean(np.expm1(np.log1p(-before) * (0.1 / light)))
+    assert abs(first / (1 / 11) - 1) < 0.002

@@ -75,7 +75,6 @@ def test_any_ranges_follow_each_other(ranges: list[tuple[int, int, int]]) -> Non
     expected = [x for each in parts for x in each]
     assert len(source) == len(expected)
     np.testing.assert_array_equal(visited(source)[0], expected)
-    np.testing.assert_array_equal(source.take(jnp.arange(len(expected))), expected)
 
 
 def test_a_hundred_parts_are_found_in_numpy_and_compiled() -> None:
@@ -189,7 +188,7 @@ def test_built_twice_it_is_one_program() -> None:
         DataLoader([ConcatSource([part(0, 3), part(7, 9)]), BatchTransform(5)]) for _ in range(2)
     ]
     assert jax.tree.structure(loaders[0]) == jax.tree.structure(loaders[1])
-    step = jax.jit(lambda loader, state: loader.next_batch(state)[0])
+    step: Any = jax.jit(lambda loader, state: loader.next_batch(state)[0])
     for loader in loaders:
         assert step(loader, loader.init_state(0)).tolist() == [0, 1, 2, 7, 8]
     assert step._cache_size() == 1

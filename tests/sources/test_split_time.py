@@ -136,9 +136,9 @@ def test_files_are_cut_like_arrays(tmp_path: Path) -> None:
     path = tmp_path / "series.bin"
     DATA.tofile(path)
     file = np.memmap(path, np.float32, mode="r")
-    for predict in (0, 2):
+    for predict, fractions in ((0, (0.5, 0.5)), (2, (1.0,))):
         sources = [WindowSource(data, 8, 2, predict=predict) for data in (file, DATA)]
-        for mine, theirs in zip(*(split_time(s, THREE) for s in sources), strict=True):
+        for mine, theirs in zip(*(split_time(s, fractions) for s in sources), strict=True):
             assert mine.host
             assert not theirs.host
             loaders = [DataLoader([part, BatchTransform(3)]) for part in (mine, theirs)]

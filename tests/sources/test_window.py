@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import cereal
 from cereal import BatchTransform, DataLoader, MapTransform, WindowSource
@@ -121,7 +122,6 @@ def test_predict_gives_a_context_and_the_target_after_it(in_file: bool, folder: 
     data = {"x": TABLE, "y": TOKENS}
     source = WindowSource(mapped(data, folder) if in_file else data, 4, 2, predict=3)
     assert source.element_spec()["target"]["x"] == jax.ShapeDtypeStruct((3, 3), jnp.float32)
-    assert len(source) == (T - 7) // 2 + 1
     taken = source.take(jnp.array([8, 0], jnp.int32))
     assert_same(taken, parted(data, [8, 0], 4, 3, 2), "the elements")
 
@@ -186,18 +186,19 @@ def test_every_road_gives_from_a_file_what_it_gives_from_memory(
     stages = [BatchTransform(3, **rule), MapTransform(lambda w: (w[:, :-1], w[:, 1:] * 2))]
     loader = DataLoader([WindowSource(mapped(TOKENS, folder)[:12], 5), *stages])
     check_loader(loader, key=3)
-    check_resume(loader, epochs=1)
+    if rule == RULES[1]:
+        check_resume(loader)
     found = list(loader.iterate(loader.init_state(3), steps=8))
     assert_same(found, batches(TOKENS[:12], *stages), "the batches")
 
 
 def test_a_map_on_either_side_of_batches_of_batches_gives_what_arrays_give(folder: Path) -> None:
-    file = mapped({"x": TABLE, "t": TOKENS}, folder)
     memory = {"x": TABLE, "t": TOKENS}
     scale = MapTransform(lambda w: {**w, "x": w["x"] * 0.5})
     twice = [BatchTransform(3), BatchTransform(2, pad_last_batch=True)]
     for stages in ([scale, *twice], [*twice, scale]):
-        assert_same(batches(file, *stages), batches(memory, *stages), "the batches")
+        found = batches(mapped(memory, folder), *stages)
+        assert_same(found, batches(memory, *stages), "the batches")
 
 
 def test_gradients_through_a_stage_are_those_over_arrays(folder: Path) -> None:
@@ -254,16 +255,23 @@ def test_a_pickled_loader_over_a_file_gives_the_same_batches(folder: Path) -> No
 # Memory
 
 
-def test_memory_does_not_grow_with_the_window() -> None:
-    for length in (1, 20):
-        (leaf,) = jax.tree.leaves(WindowSource(TABLE, length, predict=2))
-        assert leaf.nbytes == TABLE.nbytes
-
-
-def test_a_jax_array_is_not_copied() -> None:
+def test_memory_does_not_grow_with_the_window_and_a_jax_array_is_not_copied() -> None:
     data = jnp.asarray(TABLE)
-    (leaf,) = jax.tree.leaves(WindowSource(data, 5))
-    assert leaf.unsafe_buffer_pointer() == data.unsafe_buffer_pointer()
+    for length in (1, 20):
+        (copied,) = jax.tree.leaves(WindowSource(TABLE, length, predict=2))
+        assert copied.nbytes == TABLE.nbytes
+        (leaf,) = jax.tree.leaves(WindowSource(data, length, predict=2))
+        assert leaf.unsafe_buffer_pointer() == data.unsafe_buffer_pointer()
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("spec", [PartitionSpec("d"), PartitionSpec(None, "d")], ids=str)
+def test_an_array_over_several_devices_is_windowed_like_any_other(kind: Any, spec: Any) -> None:
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
+    data = jax.device_put(FRAMES[:20].reshape(20, 20), NamedSharding(mesh, spec))
+    loader = DataLoader([WindowSource(data, 3), BatchTransform(4)])
+    expected = cut(np.asarray(data), loader.indices_at(0, 1), 3)
+    np.testing.assert_array_equal(loader.batch_at(0, 1)[0], expected)
 
 
 def test_a_file_is_neither_copied_nor_a_leaf(folder: Path) -> None:
@@ -309,7 +317,7 @@ def test_more_windows_than_can_be_counted_need_a_stride(four_gigabytes: Path) ->
     source = WindowSource(data, 10, 2, ordering=[n - 1, 0])
     assert len(source) == n
     loader = DataLoader([source, BatchTransform(2)])
-    for batch, _ in (loader.batch_at(0, 0), jax.jit(loader.next_batch)(loader.init_state(0))[::2]):
+    for batch, *_ in (loader.batch_at(0, 0), jax.jit(loader.next_batch)(loader.init_state(0))):
         np.testing.assert_array_equal(batch, [data[2 * n - 2 : 2 * n + 8], np.zeros(10)])
 
 
@@ -354,7 +362,7 @@ def test_parts_of_a_file_that_begin_alike_have_different_digests(folder: Path) -
     file = mapped(data, folder)
     parts = [file[:300], file[300:], file[100:400], file[::2]]
     assert len({digest(WindowSource(part, 4)) for part in parts}) == len(parts)
-    assert digest(WindowSource(file[300:], 4)) == digest(WindowSource(file[300:], 4))
+    assert digest(WindowSource(parts[1], 4)) == digest(WindowSource(file[300:], 4))
 
 
 # What goes wrong
@@ -370,7 +378,6 @@ def test_parts_of_a_file_that_begin_alike_have_different_digests(folder: Path) -
             r"window of 24 \(length=20, predict=4\) is",
         ),
         (TOKENS, {"length": 0}, "`length` must be an integer of at least 1, got 0"),
-        (TOKENS, {"length": 2.0}, "`length` must be an integer of at least 1, got 2.0"),
         (TOKENS, {"length": True}, "`length` must be an integer of at least 1, got True"),
         (TOKENS, {"length": 3, "stride": 0}, "`stride` must be an integer of at least 1, got 0"),
         (TOKENS, {"length": 3, "stride": "2"}, "`stride` must be an integer .*, got '2'"),
@@ -379,8 +386,7 @@ def test_parts_of_a_file_that_begin_alike_have_different_digests(folder: Path) -
         (TOKENS, {"length": 3, "ordering": [21]}, "has the index 21, outside .* 0 to 20"),
         (TOKENS[:0], {"length": 1}, "`data` is empty: its arrays have length 0"),
         (np.array(["a", "b"]), {"length": 1}, "`data` must be an array, .*turn text into numbers"),
-        ("text", {"length": 1}, r"`data` must be an array, got str \('text'\)"),
-        ([1, 2, 3], {"length": 1}, r"`data\[0\]` must be an array, got int \(1\)"),
+        (np.zeros(9, [("a", "i4")]), {"length": 1}, "`data` must be an array, got ndarray"),
         (np.float32(1), {"length": 1}, "`data` has no axis to take elements from"),
         (
             {"x": TOKENS, "y": TABLE[:9]},
@@ -392,9 +398,3 @@ def test_parts_of_a_file_that_begin_alike_have_different_digests(folder: Path) -
 def test_bad_input_is_refused_when_built(data: Any, options: Any, message: str) -> None:
     with pytest.raises(cereal.PipelineError, match=r"^WindowSource: .*" + message):
         WindowSource(data, **options)
-
-
-def test_a_file_of_records_is_refused(folder: Path) -> None:
-    records = mapped(np.zeros(9, [("a", "i4"), ("b", "f4")]), folder)
-    with pytest.raises(cereal.PipelineError, match=r"^WindowSource: `data` must be an array, got"):
-        WindowSource(records, 3)

@@ -59,6 +59,7 @@ class BlockShuffle(Order):
         size = min(self.block_size, n)
         blocks = -(-n // size)
         rest = n - (blocks - 1) * size  # elements of the last block
+        together = min(self.together, blocks)
         constants = round_constants(key_for(key, 0, BLOCK), epochs, blocks)
         # The short block may stand anywhere; blocks after it begin earlier than their multiple.
         every = xp.arange(epochs.shape[0], dtype=np.int32)
@@ -74,10 +75,10 @@ class BlockShuffle(Order):
             after = (position >= begin_of(short) + word(rest)).astype(position.dtype)
             return (position + after * word(size - rest)) // word(size)
 
-        group = slot_of(position) // word(self.together)
-        first = group * word(self.together)
+        group = slot_of(position) // word(together)
+        first = group * word(together)
         begin = begin_of(first)
-        end = begin_of(xp.minimum(first + word(self.together), word(blocks)))
+        end = begin_of(xp.minimum(first + word(together), word(blocks)))
         lane_epoch = epochs[column.astype(np.int32)]
         seeds = threefry(key_for(key, 1, BLOCK), (lane_epoch, group.astype(np.uint32)))
         inside = (position - begin).astype(np.uint32)

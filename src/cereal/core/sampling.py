@@ -11,14 +11,16 @@ import numpy as np
 
 from .errors import PipelineError
 from .lane_permutation import permute_lanes
-from .mixing import Mixing, Stage, make_mixing
+from .mixing import MOST_SLOTS_IN_EPOCH, Mixing, Stage, make_mixing
 from .ordering import Order, Visit, digest_of
 from .pytree import pytree_dataclass, set_fields, static_field
-from .race import finish_order
+from .race import finish_order, slowness_of
 from .route import look_up
 from .search import count_up_to
 from .threefry import DRAW, MIX, key_for, threefry
 from .wide import high_word
+
+MOST_DRAWS = MOST_SLOTS_IN_EPOCH - 1
 
 
 @pytree_dataclass
@@ -43,8 +45,12 @@ class Bootstrap(Order):
         return "Bootstrap"
 
     def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
-        word = _draws(key, epochs, column, position)
-        return high_word(word, np.uint32(n))
+        # The high word of n times a random number of 64 bits.
+        first, second = _draws(key, epochs, column, position)
+        size = np.uint32(n)
+        low = first * size
+        carried = (low + high_word(second, size) < low).astype(np.uint32)
+        return high_word(first, size) + carried
 
     def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
         return Visit(self.index(key, epochs, column, position, n), draw=_as_draw(position))
@@ -60,7 +66,8 @@ class WeightedSampling(Order):
     An epoch has as many draws as there are elements, or `length`. Without replacement, elements
     are drawn one after another from those that are left, all that have a weight or the first
     `length`; every compiled call then sorts the weights, so let it make many batches:
-    `scan_epoch`, `iterate`. Weights may be arrays of floats or integers.
+    `scan_epoch`, `iterate`. Weights below 2^-32 of all (without replacement: 1e-36 of the largest)
+    count as that.
 
     >>> import cereal
     >>> order = cereal.WeightedSampling([1, 0, 3])
@@ -89,7 +96,7 @@ class WeightedSampling(Order):
         draws = _draw_count(draws, most, owner)
         set_fields(
             self,
-            table=jnp.asarray(_shares(values) if replacement else _slowness(values)),
+            table=jnp.asarray(_shares(values) if replacement else slowness_of(values)),
             replacement=bool(replacement),
             size=len(values),
             draws=draws,
@@ -112,7 +119,7 @@ class WeightedSampling(Order):
     def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
         del n
         if self.replacement:
-            return count_up_to(self.table, _draws(key, epochs, column, position))
+            return count_up_to(self.table, _draws(key, epochs, column, position)[0])
         order = finish_order(key_for(key, 1, DRAW), epochs, self.table)
         return order[column.astype(np.int32), position.astype(np.int32)]
 
@@ -161,7 +168,7 @@ class ClassBalanced(Order):
             starts=jnp.asarray(starts),
             mixing=make_mixing(counts.tolist(), [stage], [True] * len(classes), turns, owner),
             size=len(values),
-            digest=digest_of(values),
+            digest=digest_of(values.astype(np.int64)),
         )
 
     def over(self, n: int, owner: str) -> Order:
@@ -193,9 +200,9 @@ class ClassBalanced(Order):
 
 
 def _draws(key: Any, epochs: Any, column: Any, position: Any) -> Any:
-    """A random word for each position of each epoch."""
+    """Two random words for each position of each epoch."""
     epoch = epochs[column.astype(np.int32)]
-    return threefry(key_for(key, 0, DRAW), (epoch, position.astype(np.uint32)))[0]
+    return threefry(key_for(key, 0, DRAW), (epoch, position.astype(np.uint32)))
 
 
 def _as_draw(position: Any) -> Any:
@@ -206,7 +213,10 @@ def _weights(weights: Any, owner: str) -> np.ndarray:
     if isinstance(weights, jax.core.Tracer):
         raise PipelineError(f"{owner}: `weights` are traced; build the order outside of `jit`.")
     try:
-        values = np.asarray(weights, np.float64)
+        values = np.asarray(weights)
+        if values.dtype.kind not in "iufb" and values.dtype != jnp.bfloat16:
+            raise TypeError(values.dtype)
+        values = values.astype(np.float64) + 0.0  # -0.0 is 0
     except (TypeError, ValueError) as error:
         raise PipelineError(f"{owner}: `weights` must be numbers, got {weights!r:.60}.") from error
     if values.ndim != 1 or not len(values):
@@ -228,7 +238,10 @@ def _weights(weights: Any, owner: str) -> np.ndarray:
 def _labels(labels: Any, owner: str) -> np.ndarray:
     if isinstance(labels, jax.core.Tracer):
         raise PipelineError(f"{owner}: `labels` are traced; build the order outside of `jit`.")
-    values = np.asarray(labels)
+    try:
+        values = np.asarray(labels)
+    except ValueError as error:
+        raise PipelineError(f"{owner}: `labels` must be integers, got {labels!r:.60}.") from error
     if values.ndim != 1 or not len(values) or not np.issubdtype(values.dtype, np.integer):
         raise PipelineError(
             f"{owner}: `labels` must be one axis of integers, one per element, got "
@@ -242,10 +255,11 @@ def _draw_count(length: Any, most: int | None, owner: str) -> int:
         number = 0 if isinstance(length, bool) else operator.index(length)
     except TypeError:
         number = 0
-    if number < 1 or (most is not None and number > most):
-        upto = "" if most is None else f" and, without replacement, at most {most}"
+    if not 1 <= number <= (MOST_DRAWS if most is None else most):
+        why = "" if most is None else ", as many as can be drawn without replacement"
+        upto = MOST_DRAWS if most is None else most
         raise PipelineError(
-            f"{owner}: `length` must be an integer of at least 1{upto}, got {length!r}."
+            f"{owner}: `length` must be an integer from 1 to {upto}{why}, got {length!r}."
         )
     return number
 
@@ -260,15 +274,10 @@ def _check_size(name: str, size: int, n: int, owner: str) -> None:
 
 def _shares(values: np.ndarray) -> np.ndarray:
     """The share of the elements up to each but the last, of 2^32."""
-    shares = np.cumsum(values)
+    shares = np.cumsum(values / values.max())
     last = int(np.flatnonzero(values)[-1])
     shares = np.floor(shares / shares[-1] * 2.0**32)
     shares[last:] = 2.0**32  # nothing is drawn behind the last that has a weight
     if last < len(values) - 1:
         shares = shares[:last]
     return np.minimum(shares[: len(values) - 1], 2.0**32 - 1).astype(np.uint32)
-
-
-def _slowness(values: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore", over="ignore"):
-        return (values.max() / values).astype(np.float32)

@@ -245,7 +245,13 @@ class IndexedSource(Positional[T_co]):
                 f"{type(self).__name__}: {n} elements are more than compiled code can count "
                 f"({MAX_TRACED})."
             )
-        return self.order.length(n)
+        length = self.order.length(n)
+        if length > MAX_TRACED:
+            raise PipelineError(
+                f"{type(self).__name__}: an epoch of {length} elements, as its order "
+                f"{self.order.name} has it, is more than compiled code can count ({MAX_TRACED})."
+            )
+        return length
 
     @property
     def remainder(self) -> Remainder:

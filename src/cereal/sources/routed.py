@@ -174,8 +174,9 @@ def check_part(source: Any, owner: str, what: str) -> None:
     if not source.order.plain:
         raise PipelineError(
             f"{owner}: {what} has the ordering {source.order.name}, which chooses among its "
-            f"elements; a combined source has an order of its own. Write "
-            f"`SliceSource(source, indices)` to choose elements, and give `ordering=` to {owner}."
+            f"elements, and a combined source has an order of its own; build the source without "
+            f"it, choose elements with `SliceSource(source, indices)`, and give the order to what "
+            f"is outermost."
         )
 
 

@@ -1,0 +1,123 @@
+"""Elements by index, outside of any loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cereal
+from cereal.core import elements
+from cereal.core.elements import chunks_of, read_elements
+from cereal.testing import assert_same
+
+DATA = {"x": np.arange(80, dtype=np.float32).reshape(40, 2), "y": np.arange(40) % 3 == 0}
+
+
+def kept(x: Any) -> Any:
+    return x % 3 == 0
+
+
+SOURCES: dict[str, Any] = {
+    "a range": lambda: cereal.RangeSource(40),
+    "arrays": lambda: cereal.ArraySampleSource(DATA),
+    "shuffled": lambda: cereal.RangeSource(40, ordering="shuffle"),
+    "listed": lambda: cereal.RangeSource(40, ordering=[3, 1]),
+    "mapped": lambda: cereal.MapTransform(lambda x: x * x)(cereal.RangeSource(40)),
+    "a slice": lambda: cereal.SliceSource(cereal.RangeSource(99), range(98, 18, -2)),
+    "a split": lambda: cereal.split(cereal.RangeSource(80), (0.5, 0.5), key=1)[0],
+    "joined": lambda: cereal.ConcatSource([cereal.RangeSource(25), cereal.RangeSource(5, 20)]),
+    "a cache": lambda: cereal.CacheTransform("host")(cereal.RangeSource(40)),
+    "a cached slice": lambda: cereal.SliceSource(
+        cereal.CacheTransform("host")(cereal.RangeSource(60)), range(10, 50)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_elements_are_what_take_gives(name: str) -> None:
+    source = SOURCES[name]()
+    for indices in ([0], [39, 0, 39, 7], list(range(1, 20))):
+        values, mask = read_elements(source, np.array(indices))
+        assert mask is None
+        expected = source.take(jnp.array(indices, jnp.int32))
+        assert_same(values, expected, f"{name} at {indices}")
+
+
+def test_elements_of_no_indices_are_none_of_the_right_shape() -> None:
+    values, _ = read_elements(cereal.ArraySampleSource(DATA), np.array([], np.int64))
+    assert values["x"].shape == (0, 2)
+    assert values["y"].dtype == jnp.bool_
+
+
+def test_masks_come_with_the_elements() -> None:
+    source: Any = cereal.FilterTransform(kept)(cereal.RangeSource(40))
+    values, mask = read_elements(source, np.arange(2, 7))
+    np.testing.assert_array_equal(values, np.arange(2, 7))
+    np.testing.assert_array_equal(mask, [False, True, False, False, True])
+
+
+def test_no_promotion_of_dtypes_or_ranks_is_needed(strict_jax: None) -> None:
+    source: Any = cereal.FilterTransform(lambda e: e["y"])(cereal.ArraySampleSource(DATA))
+    values, mask = read_elements(source, np.array([4, 3]))
+    np.testing.assert_array_equal(values["x"], DATA["x"][[4, 3]])
+    np.testing.assert_array_equal(mask, [False, True])
+
+
+class Counter:
+    count = 0
+
+
+def test_lengths_up_to_a_power_of_two_share_a_program() -> None:
+    traced = Counter()
+
+    def watched(x: Any) -> Any:
+        traced.count += 1
+        return x + 1
+
+    source: Any = cereal.MapTransform(watched)(cereal.RangeSource(100))
+    traced.count = 0
+    for length in (1, 5, 15, 16, 17, 31, 32):
+        values, _ = read_elements(source, np.arange(length))
+        np.testing.assert_array_equal(values, np.arange(1, length + 1))
+    assert traced.count == 2  # of 16 and of 32
+
+
+# Chunks
+
+
+@cereal.pytree_dataclass
+class Sized(cereal.IndexedSource[Any]):
+    """Elements of so many bytes."""
+
+    size: int = cereal.static_field()
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def element_spec(self) -> Any:
+        return jax.ShapeDtypeStruct((self.size,), np.uint8)
+
+    def take(self, indices: Any) -> Any:
+        return jnp.zeros((*indices.shape, self.size), jnp.uint8)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 1000, 1 << 20, 1 << 26])
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 100_000])
+def test_chunks_are_the_indices_in_their_order(size: int, count: int) -> None:
+    indices = np.arange(count) * 7 % 1_000_003
+    chunks = list(chunks_of(Sized(size), indices))
+    np.testing.assert_array_equal(np.concatenate([[], *chunks]), indices)
+    assert all(len(chunk) for chunk in chunks)
+    assert all(len(chunk) == len(chunks[0]) for chunk in chunks[:-1])
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000, 100_000])
+def test_a_chunk_fits_the_bytes_that_are_allowed(size: int) -> None:
+    first = next(chunks_of(Sized(size), np.arange(1 << 20)))
+    assert len(first) * size <= elements._MOST_BYTES
+    assert (len(first) * 2 * size > elements._MOST_BYTES) or len(first) == 1 << 20
+    assert len(first).bit_count() == 1
