@@ -1,23 +1,29 @@
 """What a function is made of: its code, and the values that it refers to.
 
 A function that is defined inside the loop over epochs is a new object every time and must not be
-compiled every time. Two functions are one if they have the same code over the same values:
-constants by value, other objects by identity, functions that they call by their own code. And
-arrays that a function closes over (the parameters, say, which are new in every epoch) can be
-lifted out of it, to be arguments of the compiled program.
+compiled every time. Two functions are one if they have the same code over the same values: numbers
+and text by value, arrays by identity, functions, containers and the user's own objects by what
+they are made of. And arrays that a function closes over (the parameters, say, which are new in
+every epoch) can be lifted out of it, to be arguments of the compiled program.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
+import zlib
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.core
+import numpy as np
 
-_PLAIN = (int, float, str, bytes, bool, type(None))
+from ..core.library import is_library, names_in
+
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+_DEEPEST = 12
 
 
 class Identity(NamedTuple):
@@ -35,98 +41,159 @@ class Lifted(NamedTuple):
     rebuild: Callable[[list[Any]], Any]
 
 
-def identity_of(fn: Any) -> Identity | None:
-    """What tells this function from others; None if it holds values of a trace."""
-    held: list[Any] = [fn]
-    try:
-        key = _key(fn, held, set())
-        hash(key)
-    except (_TracedError, TypeError):
-        return None
-    return Identity(key, tuple(held))
-
-
-def lifted(fn: Any) -> Lifted | None:
-    """The function and the arrays that it refers to, apart; None if it holds values of a trace."""
-    if not inspect.isfunction(fn):
-        identity = identity_of(fn)
-        return None if identity is None else Lifted(identity, [], lambda _: fn)
-    held: list[Any] = []
-    arrays: list[Any] = []
-    parts: list[Hashable] = []
-    trees: dict[str, Any] = {}
-    try:
-        for name, value in _references(fn):
-            leaves, structure = jax.tree.flatten(value)
-            if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-                return None
-            if not any(isinstance(leaf, jax.Array) for leaf in leaves):
-                parts.append((name, _key(value, held, set())))
-                continue
-            lifts = [isinstance(leaf, jax.Array) for leaf in leaves]
-            kept = [None if lift else leaf for lift, leaf in zip(lifts, leaves, strict=True)]
-            trees[name] = (structure, lifts, kept)
-            arrays += [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-            rest = [_key(x, held, set()) for x in leaves if not isinstance(x, jax.Array)]
-            parts.append((name, structure, tuple(lifts), tuple(rest)))
-        key = (fn.__code__, id(fn.__globals__), tuple(parts))
-        hash(key)
-    except (_TracedError, TypeError):
-        return None
-
-    # Whoever keeps `rebuild` must not keep the arrays.
-    empty = _with_values(fn, {name: None for name in trees if not name.startswith("global ")})
-
-    def rebuild(arrays: list[Any]) -> Any:
-        given = iter(arrays)
-        values = {
-            name: jax.tree.unflatten(
-                structure,
-                [next(given) if lift else leaf for lift, leaf in zip(lifts, leaves, strict=True)],
-            )
-            for name, (structure, lifts, leaves) in trees.items()
-        }
-        return _with_values(empty, values)
-
-    return Lifted(Identity(key, tuple(held)), arrays, rebuild)
-
-
 class _TracedError(Exception):
     """Met a value of a trace."""
 
 
-def _key(value: Any, held: list[Any], seen: set[int]) -> Hashable:
-    if type(value) in _PLAIN:
-        return (type(value), value)
-    if isinstance(value, jax.core.Tracer):
-        raise _TracedError
-    held.append(value)
-    if inspect.isfunction(value) and not _is_library(value):
-        if id(value) in seen:
-            return "itself"
-        seen.add(id(value))
-        inside = tuple((name, _key(held_by, held, seen)) for name, held_by in _references(value))
-        return (value.__code__, id(value.__globals__), inside)
-    if isinstance(value, dict | list | tuple):  # whose contents may be exchanged
-        leaves, structure = jax.tree.flatten(value)
-        held.extend(leaves)
-        return (structure, tuple(_leaf_key(leaf) for leaf in leaves))
-    return id(value)
+def identity_of(fn: Any, *, deep: bool = True) -> Identity | None:
+    """What tells this function from others; None if it cannot be told, as in a trace.
+
+    Not `deep`: the user's own objects are taken by identity, not by what they hold.
+    """
+    made = _Key(deep)
+    try:
+        key = made.of(fn)
+        hash(key)
+    except (_TracedError, TypeError, ValueError):
+        return None
+    return Identity(key, (fn, *made.held))
 
 
-def _leaf_key(leaf: Any) -> Hashable:
-    if isinstance(leaf, jax.core.Tracer):
-        raise _TracedError
-    return (type(leaf), leaf) if type(leaf) in _PLAIN else id(leaf)
+def lifted(fn: Any) -> Lifted | None:
+    """The function and the arrays that it refers to, apart; None if that cannot be done."""
+    made = _Key()
+    apart = _Apart(made)
+    try:
+        if inspect.isfunction(fn):
+            parts = tuple(
+                (name, made.of(value) if name[:7] == "module " else apart.add(name, value))
+                for name, value in _references(fn)
+            )
+            key: Hashable = (_code_key(fn), parts)
+        else:
+            key = apart.add("itself", fn)
+        hash(key)
+    except (_TracedError, TypeError, ValueError):
+        return None
+    if not inspect.isfunction(fn):
+        value = fn if "itself" not in apart.trees else None
+        whole, identity = apart.whole, Identity(key, tuple(made.held))
+        return Lifted(identity, apart.arrays, lambda arrays: whole(arrays).get("itself", value))
+    # Whoever keeps `rebuild` must not keep the arrays.
+    cells = {name: None for name in apart.trees if not name.startswith("global ")}
+    empty, whole = _with_values(fn, cells), apart.whole
+    identity = Identity(key, tuple(made.held))
+    return Lifted(identity, apart.arrays, lambda arrays: _with_values(empty, whole(arrays)))
 
 
-def _is_library(fn: Any) -> bool:
-    module = fn.__module__ or ""
-    return module.split(".")[0] in ("jax", "cereal", "numpy", "optax", "equinox", "flax")
+class _Apart:
+    """Values with their arrays taken out."""
+
+    def __init__(self, key: _Key) -> None:
+        self._key = key
+        self.trees: dict[str, Any] = {}
+        self.arrays: list[Any] = []
+        self.whole = functools.partial(_put_back, self.trees)
+
+    def add(self, name: str, value: Any) -> Hashable:
+        leaves, structure = _flatten(value)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise _TracedError
+        lifts = tuple(isinstance(leaf, jax.Array) for leaf in leaves)
+        if not any(lifts):
+            return self._key.of(value)
+        kept = [None if lift else leaf for lift, leaf in zip(lifts, leaves, strict=True)]
+        self.trees[name] = (structure, lifts, kept)
+        self.arrays += [leaf for lift, leaf in zip(lifts, leaves, strict=True) if lift]
+        return (structure, lifts, tuple(self._key.of(leaf) for leaf in kept))
+
+
+def _put_back(trees: dict[str, Any], arrays: list[Any]) -> dict[str, Any]:
+    given = iter(arrays)
+    return {
+        name: jax.tree.unflatten(
+            structure,
+            [next(given) if lift else leaf for lift, leaf in zip(lifts, kept, strict=True)],
+        )
+        for name, (structure, lifts, kept) in trees.items()
+    }
+
+
+class _Key:
+    """Makes keys of values; `held` are the objects whose identities are in them."""
+
+    def __init__(self, deep: bool = True) -> None:
+        self.held: list[Any] = []
+        self._deep = deep
+        self._path: list[int] = []
+
+    def of(self, value: Any) -> Hashable:
+        if type(value) in _PLAIN:
+            return (type(value), repr(value))  # repr: 0.0 is not -0.0
+        if isinstance(value, jax.core.Tracer):
+            raise _TracedError
+        self.held.append(value)
+        if id(value) in self._path:
+            return ("itself", len(self._path) - self._path.index(id(value)))
+        if len(self._path) > _DEEPEST:
+            return id(value)
+        self._path.append(id(value))
+        try:
+            return self._inside(value)
+        finally:
+            self._path.pop()
+
+    def _inside(self, value: Any) -> Hashable:
+        if inspect.isfunction(value):
+            if is_library(value):
+                # Wrappers (jax.vmap, functools.wraps) are made anew with each function they wrap.
+                cells = [self.of(cell.cell_contents) for cell in value.__closure__ or ()]
+                return (value.__code__, tuple(cells)) if cells else id(value)
+            return (_code_key(value), *((n, self.of(v)) for n, v in _references(value)))
+        if inspect.ismethod(value):
+            return ("method", self.of(value.__func__), self.of(value.__self__))
+        if isinstance(value, functools.partial):
+            return ("partial", self.of(value.func), self.of(value.args), self.of(value.keywords))
+        if isinstance(value, dict):
+            return ("dict", *((self.of(k), self.of(v)) for k, v in value.items()))
+        if isinstance(value, list | tuple):
+            return (type(value), *(self.of(each) for each in value))
+        if isinstance(value, np.ndarray):
+            return (id(value), zlib.crc32(np.ascontiguousarray(value).view(np.uint8).data))
+        if isinstance(value, jax.Array | type | types.ModuleType) or is_library(type(value)):
+            return self._by_leaves(value)
+        inside = self.of(getattr(value, "__dict__", None)) if self._deep else None
+        return (type(value), self._by_leaves(value), inside)
+
+    def _by_leaves(self, value: Any) -> Hashable:
+        leaves, structure = _flatten(value)
+        if structure is None or (len(leaves) == 1 and leaves[0] is value):
+            return id(value)
+        return (structure, *(self.of(leaf) for leaf in leaves))
+
+
+def _flatten(value: Any) -> tuple[list[Any], Any]:
+    try:
+        return jax.tree.flatten(value)
+    except (TypeError, ValueError):  # a dict whose keys cannot be sorted
+        return [value], None
+
+
+def _code_key(fn: Any) -> Hashable:
+    return (fn.__code__, id(fn.__globals__))
 
 
 def _references(fn: Any) -> Iterator[tuple[str, Any]]:
-    """The cells, defaults and globals of a function, by name."""
+    """The cells, defaults and globals of a function, by name; what it may ask of modules."""
+    names = sorted(names_in(fn.__code__))
+    for name, value in _values(fn, names):
+        yield name, value
+        if isinstance(value, types.ModuleType) and not is_library(value):
+            inside = vars(value)
+            yield from ((f"module {name} {each}", inside[each]) for each in names if each in inside)
+
+
+def _values(fn: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
             yield f"cell {name}", cell.cell_contents
@@ -136,15 +203,9 @@ def _references(fn: Any) -> Iterator[tuple[str, Any]]:
         yield f"default {number}", value
     for name, value in (fn.__kwdefaults__ or {}).items():
         yield f"keyword {name}", value
-    for name in sorted(_names(fn.__code__)):
+    for name in names:
         if name in fn.__globals__:
             yield f"global {name}", fn.__globals__[name]
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """All names in a function's code and in functions defined inside it."""
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return set(code.co_names).union(*(_names(each) for each in inner))
 
 
 def _with_values(fn: Any, values: dict[str, Any]) -> Any:
@@ -161,4 +222,5 @@ def _with_values(fn: Any, values: dict[str, Any]) -> Any:
     made = types.FunctionType(fn.__code__, scope, fn.__name__, defaults or None, cells)
     keywords = fn.__kwdefaults__ or {}
     made.__kwdefaults__ = {k: values.get(f"keyword {k}", v) for k, v in keywords.items()} or None
+    made.__dict__.update(fn.__dict__)
     return made

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +17,9 @@ from ..core.function import Function, as_function, takes_second
 from ..core.position import Remainder
 from ..core.source import Positional, Source
 from ..core.spec import at_least_float32
-from .closures import Identity, lifted
+from ..core.wrapper import Wrapper
+from ..transforms.batch import BatchedStream, BatchTransform
+from .closures import Identity, identity_of, lifted
 from .epoch_scan import scan_read, scan_steps
 from .host_scan import scan_host
 from .loader import DataLoader
@@ -30,8 +34,9 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *, key: Any = 0) -
 
     `fn(batch)` or `fn(batch, mask)` returns a tree of values per element. Whatever the rule for the
     end of an epoch is, nothing is left out and nothing counts twice; padding and masked elements
-    do not count. It runs as one compiled program, made once: arrays that `fn` closes over, the
-    parameters say, are its arguments. `key` is for pipelines that are random.
+    do not count; where nothing counts, the mean is nan. It runs as one compiled program, made
+    once: arrays that `fn` closes over, the parameters say, are its arguments. `key` is for
+    pipelines that are random.
 
     >>> import cereal
     >>> loader = cereal.DataLoader([cereal.RangeSource(10), cereal.BatchTransform(4)])
@@ -51,12 +56,31 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *, key: Any = 0) -
     if isinstance(source, Positional):
         remainder = "pad"
         steps = source.plan.ending(remainder).steps
+    else:
+        source = _padded(source)
+        state, steps = DataLoader(source).init_state(key), source.steps_per_epoch
     source = resolve(source, state)
     with raising(source.callbacks):
         if eager():
-            return _run(loader, source, state, function, steps, remainder)
+            run = partial(_run, loader, source, state, function, steps, remainder)
+            try:
+                return run(lift=True)
+            except jax.errors.ConcretizationTypeError:  # it needs the value of what was lifted
+                return run(lift=False)
         _, _, sums = scan_steps(source, state, None, _adding(function), steps, 1, remainder)
         return _means(sums)
+
+
+def _padded(stream: Source[Any]) -> Any:
+    """A stream with the same stages, whose batches pad the end of an epoch."""
+    if not isinstance(stream, Wrapper):
+        return stream
+    source: Any = stream
+    inner = _padded(source.source)
+    if isinstance(source, BatchedStream):
+        batch = BatchTransform(source.batch.batch_size, pad_last_batch=True)
+        return dataclasses.replace(source, source=inner, batch=batch)
+    return dataclasses.replace(source, source=inner)
 
 
 def _run(
@@ -66,9 +90,10 @@ def _run(
     function: Function,
     steps: int,
     remainder: Remainder | None,
+    lift: bool,
 ) -> Any:
     """`evaluate` outside of traced functions, by a program that the loader keeps."""
-    identity, given, rebuild = _apart(function)
+    identity, given, rebuild = _apart(function, lift)
     if isinstance(source, Positional) and source.host:
 
         def make_host() -> Any:
@@ -77,7 +102,7 @@ def _run(
 
             return jax.jit(sums_of_rows)
 
-        program = loader.programs.get(identity, "evaluate rows", make_host)
+        program = loader.programs.get(identity, ("evaluate rows", lift), make_host)
         return _means_of(scan_host(source, state, given, program, steps, remainder)[2])
 
     def make() -> Any:
@@ -87,16 +112,17 @@ def _run(
 
         return jax.jit(means)
 
-    return loader.programs.get(identity, ("evaluate", steps), make)(source, state, given)
+    return loader.programs.get(identity, ("evaluate", steps, lift), make)(source, state, given)
 
 
-def _apart(function: Function) -> tuple[Identity | None, Any, Callable[[Any], Function]]:
+def _apart(
+    function: Function, lift: bool
+) -> tuple[Identity | None, Any, Callable[[Any], Function]]:
     """What tells a program of this function, what to pass to it, and the function from that."""
-    if function.fn is None:  # a pytree, as an Equinox module is: an argument as it is
-        return Identity(jax.tree.structure(function), ()), function, lambda given: given
-    found = lifted(function.fn)
+    fn = function.tree if function.fn is None else function.fn
+    found = lifted(fn) if lift else None
     if found is None:
-        return None, None, lambda _: function
+        return identity_of(fn), None, lambda _: function
     rebuild = found.rebuild  # not `found`, which has the arrays
     return found.identity, found.arrays, lambda arrays: as_function(rebuild(arrays), "evaluate")
 

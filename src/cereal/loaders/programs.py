@@ -12,14 +12,14 @@ import jax
 from .closures import Identity, identity_of
 from .epoch_scan import check_body, checked_body, scan_read, scan_steps
 
-_MOST = 16
+_MOST = 32
 
 
 class Programs:
     """Programs, the latest used last; a few are kept, and they die with the loader."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._made: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
 
     def get(self, identity: Identity | None, rest: Hashable, make: Callable[[], Any]) -> Any:
@@ -28,7 +28,8 @@ class Programs:
             return make()
         key = (identity.key, rest)
         with self._lock:
-            found = self._made.pop(key, None) or (make(), identity.held)
+            found = self._made.pop(key, None)
+            found = (make(), identity.held) if found is None else found
             self._made[key] = found
             if len(self._made) > _MOST:
                 self._made.popitem(last=False)
@@ -48,7 +49,7 @@ class Programs:
 
             return jax.jit(scan_epoch)
 
-        return self.get(identity_of(body_fn), ("steps", steps, unroll), make)
+        return self._of_body(body_fn, ("steps", steps, unroll), make)
 
     def over_rows(self, body_fn: Any, unroll: int | bool) -> Any:
         """`(source, rows, carry) -> (carry, outputs)` for rows that were fetched."""
@@ -62,4 +63,13 @@ class Programs:
 
             return jax.jit(scan_rows)
 
-        return self.get(identity_of(body_fn), ("rows", unroll), make)
+        return self._of_body(body_fn, ("rows", unroll), make)
+
+    def _of_body(self, body_fn: Any, rest: Hashable, make: Callable[[], Any]) -> Any:
+        """The very same function is known by itself, as `jax.jit` knows it; a new one by all that
+        it is made of. Arrays that it refers to count in both."""
+        same = identity_of(body_fn, deep=False)
+        if same is None:
+            return make()
+        same = Identity((id(body_fn), same.key), same.held)
+        return self.get(same, rest, lambda: self.get(identity_of(body_fn), rest, make))

@@ -1,0 +1,47 @@
+"""Whose code it is: installed with Python or by a package manager, or the user's own."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import sysconfig
+import types
+from pathlib import Path
+from typing import Any
+
+_INSTALLED = ("site-packages", "dist-packages")
+_HERE = str(Path(__file__).parent.parent)
+
+
+@functools.lru_cache(maxsize=1)
+def _standard() -> tuple[str, ...]:
+    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library_file(name: str) -> bool:
+    if name.startswith(_HERE) or any(part in name for part in _INSTALLED):
+        return True
+    return name.startswith(("<frozen", *_standard()))
+
+
+def is_library(thing: Any) -> bool:
+    """Whether a function, class or module is a library's, whose code does not change in a run."""
+    if isinstance(thing, types.FunctionType):
+        return _is_library_file(thing.__code__.co_filename)
+    if isinstance(thing, types.ModuleType):
+        if thing.__name__.partition(".")[0] in sys.stdlib_module_names:
+            return thing.__name__ != "__main__"
+        return _is_library_file(getattr(thing, "__file__", None) or "")
+    if isinstance(thing, type):
+        if thing.__module__.partition(".")[0] in ("builtins", "cereal"):
+            return True
+        module = sys.modules.get(thing.__module__)
+        return module is not None and is_library(module)
+    return True
+
+
+def names_in(code: types.CodeType) -> set[str]:
+    """All names in a function's code, and in the code of functions defined inside it."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return set(code.co_names).union(*(names_in(each) for each in inner))
