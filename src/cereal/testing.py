@@ -101,7 +101,7 @@ def _check_epochs(source: Positional[Any], key: Any) -> None:
     loader, n = DataLoader(source), source.length
     steps = -(-3 * n // source.plan.batch) + 3
     seen = [loader.indices_at(key, step) for step in range(steps)]
-    if not source.order.plain and not isinstance(source.order, Listed):  # it samples
+    if source.order.samples:
         assert all((indices >= 0).all() for indices in seen), f"{source.label}: a negative index"
         return
     if source.remainder == "drop":

@@ -71,8 +71,8 @@ class Counter:
     count = 0
 
 
-def test_lengths_up_to_a_power_of_two_share_a_program() -> None:
-    traced = Counter()
+def test_many_lengths_share_a_few_programs() -> None:
+    traced, sizes = Counter(), set[int]()
 
     def watched(x: Any) -> Any:
         traced.count += 1
@@ -80,10 +80,10 @@ def test_lengths_up_to_a_power_of_two_share_a_program() -> None:
 
     source: Any = cereal.MapTransform(watched)(cereal.RangeSource(100))
     traced.count = 0
-    for length in (1, 5, 15, 16, 17, 31, 32):
-        values, _ = read_elements(source, np.arange(length))
+    for length in (1, 32, 5, 15, 16, 17, 31, 32, 2, 3, 4, 20):
+        values, _ = read_elements(source, np.arange(length), sizes)
         np.testing.assert_array_equal(values, np.arange(1, length + 1))
-    assert traced.count == 2  # of 16 and of 32
+    assert traced.count == len(sizes) == 4
 
 
 # Chunks

@@ -38,7 +38,8 @@ def elements_of(part: Any) -> Any:
 
 
 def cuts_of(size: int, fractions: Any) -> list[int]:
-    return [round(size * share) for share in np.cumsum([0.0, *fractions])]
+    shares = np.cumsum([0.0, *fractions]) / sum(fractions)
+    return [int(np.floor(size * share + 0.5)) for share in shares]
 
 
 def test_targets_lie_in_their_part_and_contexts_reach_back() -> None:

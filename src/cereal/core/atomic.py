@@ -18,7 +18,15 @@ def write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
+        as_usual(Path(name), 0o666)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def as_usual(path: Path, mode: int) -> None:
+    """Gives a temporary file or folder the rights that others get here."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(mode & ~mask)

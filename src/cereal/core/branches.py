@@ -147,10 +147,15 @@ class Joined(Route):
         return f"joined({', '.join(route.described for route in self.branches.routes)})"
 
 
-def join(routes: Sequence[Route]) -> Route:
-    """One route after another; a single run where they lie so in the store."""
+def join(routes: Sequence[Route], borders: Sequence[int] = ()) -> Route:
+    """One route after another; a single run where they lie so in the store.
+
+    `borders` are the rows where another source begins: in another store it may begin elsewhere.
+    """
     runs = [route for route in routes if isinstance(route, Run) and route.step == 1]
-    follows = [a.start + a.n == b.start for a, b in itertools.pairwise(runs)]
+    follows = [
+        a.start + a.n == b.start and b.start not in borders for a, b in itertools.pairwise(runs)
+    ]
     if len(runs) == len(routes) and all(follows):
         return Run(runs[0].start, sum(run.n for run in runs))
     starts = np.cumsum([0, *(route.n for route in routes)])

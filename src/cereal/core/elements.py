@@ -8,23 +8,37 @@ from typing import Any
 import jax
 import numpy as np
 
-from .execute import read_rows
+from .execute import read_fetched
 from .rows import Rows
 from .source import IndexedSource
 
 _MOST_BYTES = 16 * 2**20
+_MOST_PROGRAMS = 4
 
 
-def read_elements(source: IndexedSource[Any], indices: np.ndarray) -> tuple[Any, Any]:
+def read_elements(
+    source: IndexedSource[Any], indices: np.ndarray, sizes: set[int] | None = None
+) -> tuple[Any, Any]:
     """The elements at these indices, stacked on the device, and their mask (None: all real).
 
-    More are read than asked for, up to a power of two, so that few programs are compiled.
+    Python reads what is asked for. The compiled stages are run for as many elements, too, unless
+    that were many programs: `sizes` remembers those that there are.
     """
-    size = 1 << max(4, (len(indices) - 1).bit_length())
-    padded = np.resize(indices.astype(np.int64), size)
-    rows = Rows(np.zeros(2, np.uint32), np.zeros(size, np.uint32), padded, None)
-    values, mask = read_rows(source, source.route(rows), masked=False)
-    return jax.tree.map(lambda x: x[: len(indices)], (values, mask))
+    n = len(indices)
+    rows = Rows(np.zeros(2, np.uint32), np.zeros(n, np.uint32), indices.astype(np.int64), None)
+    rows = source.fetch(source.route(rows))
+    size = _program_size(n, set() if sizes is None else sizes)
+    if size > n:
+        rows = rows.map(lambda x: np.resize(x, (size, *x.shape[1:])) if x.ndim else x)
+    values, mask = read_fetched(source, rows, masked=False)
+    return jax.tree.map(lambda x: x[:n], (values, mask))
+
+
+def _program_size(n: int, sizes: set[int]) -> int:
+    if n not in sizes and len(sizes) >= _MOST_PROGRAMS:
+        n = min((size for size in sizes if size >= n), default=1 << (n - 1).bit_length())
+    sizes.add(n)
+    return n
 
 
 def chunks_of(source: IndexedSource[Any], indices: np.ndarray) -> Iterator[np.ndarray]:

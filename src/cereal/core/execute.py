@@ -61,6 +61,11 @@ def read_rows(source: Positional[Any], rows: Rows, *, masked: bool) -> tuple[Any
     return _read(source, source.fetch(rows), masked)
 
 
+def read_fetched(source: Positional[Any], rows: Rows, *, masked: bool) -> tuple[Any, Any]:
+    """The same for rows that have been fetched."""
+    return _read(source, rows, masked)
+
+
 def _next_on_host(source: Positional[Any], state: Any) -> tuple[Any, Any, Any]:
     rows, words = routed_rows(source, state.words, 1)
     values, mask = read_rows(source, rows[0], masked=True)

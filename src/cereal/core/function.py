@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .errors import PipelineError
 from .pytree import pytree_dataclass, static_field
@@ -80,10 +81,11 @@ def takes_second(function: Function, name: str) -> bool:
 
 def as_decision(keep: Any, owner: str) -> Any:
     """What a filter's function returned, if it is one yes or no."""
-    shape, dtype = jnp.shape(keep), jnp.result_type(keep)
-    if shape != () or dtype != jnp.bool_:
+    array = isinstance(keep, jax.Array | np.ndarray | np.generic)
+    found = f"{keep.dtype}{list(keep.shape)}" if array else type(keep).__name__
+    if found not in ("bool[]", "bool"):
         raise PipelineError(
             f"{owner}: the function must return one True or False per element, returned "
-            f"{dtype}{list(shape)}; write a comparison, and `.any()` or `.all()` over axes."
+            f"{found}; write a comparison, and `.any()` or `.all()` over axes."
         )
     return jnp.asarray(keep)

@@ -40,6 +40,8 @@ class Order(ABC):
     random: bool = False
     plain: bool = False
     """Whether an epoch has each element once whatever the data, so that parts may have it too."""
+    samples: bool = False
+    """Whether an epoch may have elements several times, or not at all."""
 
     def over(self, n: int, owner: str) -> Order:
         """This order for data of n elements, or an error that names the `owner`."""
@@ -57,6 +59,9 @@ class Order(ABC):
     def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
         """The index, and where it is not clear from (epoch, index), what tells visits apart."""
         return Visit(self.index(key, epochs, column, position, n))
+
+    def __repr__(self) -> str:
+        return self.name
 
     @property
     @abstractmethod

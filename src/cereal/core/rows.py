@@ -64,6 +64,7 @@ class Rows:
 
 def rows_at(indices: Any) -> Rows:
     """Rows of these indices, for sources whose elements need neither a key nor an epoch."""
+    indices = jnp.asarray(indices, jnp.int32)
     zeros = jnp.zeros(indices.shape, jnp.uint32)
     return Rows(jnp.zeros(2, jnp.uint32), zeros, indices, None)
 

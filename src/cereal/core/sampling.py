@@ -39,6 +39,7 @@ class Bootstrap(Order):
     """
 
     random = True
+    samples = True
 
     @property
     def name(self) -> str:
@@ -78,6 +79,7 @@ class WeightedSampling(Order):
     """
 
     random = True
+    samples = True
 
     table: Any  # with replacement: shares up to each element; else: one over each weight
     replacement: bool = static_field(default=True)
@@ -146,6 +148,7 @@ class ClassBalanced(Order):
     """
 
     random = True
+    samples = True
 
     members: Any  # indices of the elements, class by class
     starts: Any  # where each class begins among them

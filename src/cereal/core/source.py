@@ -273,6 +273,11 @@ class IndexedSource(Positional[T_co]):
         return True
 
     @property
+    def roots(self) -> frozenset[int]:
+        """Identities of the data that it reads: two sources that share one may share elements."""
+        return frozenset([id(self), *(id(leaf) for leaf in jax.tree.leaves(self))])
+
+    @property
     def overlap(self) -> int:
         """0, or if elements share data, the stride from which on they would not."""
         return 0

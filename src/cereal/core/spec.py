@@ -53,7 +53,10 @@ class Spec:
 
 def spec_of(array: Any, drop_axes: int = 0) -> jax.ShapeDtypeStruct:
     """The spec of an array, without its first `drop_axes` axes."""
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)
+    dtype = array.dtype
+    if isinstance(dtype, np.dtype) and not dtype.isnative:  # as files often are
+        dtype = dtype.newbyteorder("=")
+    dtype = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
     return jax.ShapeDtypeStruct(array.shape[drop_axes:], dtype)
 
 

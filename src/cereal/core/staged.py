@@ -109,6 +109,10 @@ class ElementStage(_StagedRows[T_co], IndexedSource[T_co]):
     def overlap(self) -> int:
         return self.source.overlap
 
+    @property
+    def roots(self) -> frozenset[int]:
+        return self.source.roots
+
     def take(self, indices: jax.Array) -> T_co:
         if self.random_stages:
             raise UsageError(

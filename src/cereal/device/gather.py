@@ -43,6 +43,10 @@ def take_windows(array: Any, starts: Any, length: int) -> Any:
         rows = starts[:, None] + jnp.arange(length, dtype=starts.dtype)[None, :]
         return _take_from_host(array, rows)
 
+    sharding = jax.typeof(array).sharding
+    if not sharding.mesh.are_all_axes_auto and any(sharding.spec):
+        return _take(array, starts[:, None] + jnp.arange(length, dtype=starts.dtype)[None, :])
+
     def one(start: Any) -> Any:
         return lax.dynamic_slice_in_dim(array, start, length)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from typing import Any
 
 import jax
@@ -68,9 +69,24 @@ def worth_packing(array: Any) -> bool:
 def pack(array: Any) -> WordRows:
     """The array as words: a copy of NumPy data, a view of a `jax.Array` on the CPU."""
     host = np.ascontiguousarray(array)
-    words = host.reshape(host.shape[0], -1).view(np.uint32)
-    if isinstance(array, jax.Array):
-        stored = jax.device_put(words, next(iter(array.devices())) if array.committed else None)
-    else:
-        stored = jnp.array(words, copy=True)
+    stored = _known_words(array)
+    if stored is None:
+        words = host.reshape(host.shape[0], -1).view(np.uint32)
+        if isinstance(array, jax.Array):
+            place = next(iter(array.devices())) if array.committed else None
+            stored = jax.device_put(words, place)
+            _packed[id(array)] = (weakref.ref(array), weakref.ref(stored))
+        else:
+            stored = jnp.array(words, copy=True)
     return WordRows(stored, host.shape[1:], host.dtype)
+
+
+# So that two sources over one array have one array of words.
+_packed: dict[int, tuple[Any, Any]] = {}
+
+
+def _known_words(array: Any) -> Any:
+    for number in [number for number, (_, words) in _packed.items() if words() is None]:
+        del _packed[number]
+    known, words = _packed.get(id(array), (None, None))
+    return words() if known is not None and words is not None and known() is array else None

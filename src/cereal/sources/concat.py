@@ -39,7 +39,7 @@ class ConcatSource(Routed[T], Generic[T]):
     def __init__(self, sources: Sequence[Source[T]], *, ordering: Any = None) -> None:
         owner = "ConcatSource"
         store, routes = combine(sources, owner)
-        path = join(routes)
+        path = join(routes, store.starts)
         names = ", ".join(count_of(source) for source in sources[:4])
         more = f", {len(sources) - 4} more" if len(sources) > 4 else ""
         order = inherited(ordering, sources, path.n, owner)

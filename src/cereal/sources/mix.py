@@ -114,7 +114,7 @@ def _schedule(weights: Any, count: int) -> list[Stage]:
 
 
 def _epoch_rule(epoch: Any) -> int | str:
-    if epoch in ("first", "all"):
+    if isinstance(epoch, str) and epoch in ("first", "all"):
         return epoch
     try:
         number = 0 if isinstance(epoch, bool | str) else operator.index(epoch)

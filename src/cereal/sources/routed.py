@@ -16,12 +16,13 @@ from ..core.route import Route, Run
 from ..core.rows import Rows, rows_at
 from ..core.source import IndexedSource, Positional, Source
 from ..core.spec import Spec
+from .members import OverMembers
 from .store import Store, make_store
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Routed(IndexedSource[T_co]):
+class Routed(OverMembers[T_co]):
     """A source whose elements are rows of a store, found by a route.
 
     index  --path-->  row of the store  --store-->  element
@@ -43,20 +44,12 @@ class Routed(IndexedSource[T_co]):
         return f"{type(self).__name__}({self.parts}, ordering={self.order.name})"
 
     @property
+    def members(self) -> tuple[Any, ...]:
+        return self.store.bases
+
+    @property
     def light(self) -> bool:
         return self.store.light
-
-    @property
-    def placement(self) -> Any:
-        return self.store.placement
-
-    @property
-    def host(self) -> bool:
-        return self.store.host
-
-    @property
-    def random_stages(self) -> int:
-        return self.store.random_stages
 
     @property
     def masks(self) -> bool:
@@ -73,10 +66,6 @@ class Routed(IndexedSource[T_co]):
     @property
     def once(self) -> bool:
         return self.path.spans is not None and self.store.once
-
-    @property
-    def overlap(self) -> int:
-        return max(base.overlap for base in self.store.bases)
 
     @property
     def walk(self) -> str:

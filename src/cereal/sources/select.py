@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import jax.core
 import numpy as np
 
 from ..core.atomic import write_atomically
+from ..core.capture import staging
 from ..core.digest import digest
 from ..core.elements import chunks_of, read_elements
 from ..core.errors import PipelineError, UsageError
@@ -45,6 +47,16 @@ def select(
     """
     owner = "select"
     check_part(source, owner, "`source`")
+    if not callable(fn):
+        raise PipelineError(
+            f"{owner}: `fn` must be callable, got {type(fn).__name__} ({fn!r:.60}); write "
+            f"`select(source, lambda element: ...)`."
+        )
+    if staging() or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(source)):
+        raise UsageError(
+            "select: it reads the data when it is called, and cannot inside a traced function; "
+            "select outside of it, or mask with FilterTransform(fn)."
+        )
     function = as_function(fn, owner)
     indexed: Any = source
     _check_stable(indexed)
@@ -98,10 +110,17 @@ def _kept(source: Any, function: Function) -> np.ndarray:
 def _cached(source: Any, function: Function, folder: Path) -> np.ndarray:
     n = len(source)
     path = folder / f"select-{digest(source, function)}.npy"
-    if path.exists():
-        bits = np.load(path, allow_pickle=False)
-        if bits.dtype == np.uint8 and bits.shape == (-(-n // 8),):
-            return np.unpackbits(bits, count=n).astype(np.bool_)
+    if (bits := _bits_in(path)) is not None and bits.shape == (-(-n // 8),):
+        return np.unpackbits(bits, count=n).astype(np.bool_)
     keep = _kept(source, function)
     write_atomically(path, lambda file: np.save(file, np.packbits(keep), allow_pickle=False))
     return keep
+
+
+def _bits_in(path: Path) -> np.ndarray | None:
+    """The bits in a file; None if there is none, or it is damaged."""
+    try:
+        bits = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return bits if isinstance(bits, np.ndarray) and bits.dtype == np.uint8 else None

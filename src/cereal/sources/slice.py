@@ -76,6 +76,11 @@ def _chosen(path: Route, where: Any) -> tuple[Route, str]:
     if isinstance(where, range):
         return _in_range(path, where)
     if isinstance(where, jax.core.Tracer):  # inside jit: the values cannot be looked at
+        if where.ndim != 1 or not jnp.issubdtype(where.dtype, jnp.integer):
+            raise PipelineError(
+                f"{_OWNER}: an array of indices must be one axis of integers, got "
+                f"{where.dtype}{list(where.shape)}."
+            )
         n = where.shape[0]
         return Table(path, where.astype(jnp.int32), n, "traced", False), f"{n} indices"
     if isinstance(where, bool | int | np.integer) or not isinstance(
@@ -99,7 +104,17 @@ def _in_range(path: Route, where: range) -> tuple[Route, str]:
     if low < 0 or high >= n:
         raise PipelineError(
             f"{_OWNER}: {where} reaches from {low} to {high}, outside the source's range 0 to "
-            f"{n - 1}; cut it to `range({max(low, 0)}, {min(high + 1, n)})`."
+            f"{n - 1}; cut it to `{_within(where, n)}`."
         )
     step = f":{where.step}" if where.step != 1 else ""
     return part_of(path, where), f"{where.start}:{where.stop}{step}"
+
+
+def _within(where: range, n: int) -> range:
+    """The part of a range that lies in 0 to n - 1."""
+    inside = [k for k in (0, len(where) - 1) if 0 <= where[k] < n]
+    if len(inside) == 2 or not inside:
+        return range(n)
+    if where.step > 0:
+        return range(max(where.start, 0), min(where.stop, n), where.step)
+    return range(min(where.start, n - 1), max(where.stop, -1), where.step)

@@ -82,6 +82,11 @@ def kfold(
     _check_once(source, owner)
     n, k = path.n, _fold_count(k, path.n)
     traced = isinstance(fold, jax.core.Tracer)
+    if traced and (fold.shape != () or not jnp.issubdtype(fold.dtype, jnp.integer)):
+        raise PipelineError(
+            f"kfold: `fold` must be an integer, got traced {fold.dtype}{list(fold.shape)}; write "
+            f"`jax.vmap(run)(jnp.arange(k))`."
+        )
     number: Any = fold if traced else _fold_number(fold, k)
     if key is not None:
         path = _shuffled(path, key, 0, n)
@@ -148,7 +153,8 @@ def _sizes(fractions: Any, n: int) -> list[int]:
             f"split: `fractions` must sum to one, {tuple(given)} sum to {sum(given):g}; to leave "
             f"elements out, name them as a further part."
         )
-    cuts = [round(n * part) for part in np.cumsum([0.0, *given])]
+    shares = np.cumsum([0.0, *given]) / sum(given)
+    cuts = [*(math.floor(n * share + 0.5) for share in shares[:-1]), n]
     sizes = [b - a for a, b in itertools.pairwise(cuts)]
     if 0 in sizes:
         empty = sizes.index(0)

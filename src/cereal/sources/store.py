@@ -22,8 +22,10 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.errors import PipelineError
 from ..core.host import HostIndexed
 from ..core.ordering import Sequential
+from ..core.permutation import MAX_TRACED
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows, rows_at
 from ..core.source import IndexedSource
@@ -31,6 +33,7 @@ from ..core.spec import Spec
 from ..core.staged import ElementStage
 from ..core.threefry import PART, key_for
 from .array import ArraySampleSource
+from .members import OverMembers
 
 
 @pytree_dataclass
@@ -63,8 +66,8 @@ class Store:
     @property
     def once(self) -> bool:
         """Whether no element of the data is in it twice: in two forms, say."""
-        held = [{id(leaf) for leaf in jax.tree.leaves(base)} for base in self.bases]
-        apart = sum(map(len, held)) == len(set().union(*held))
+        roots = [base.roots for base in self.bases]
+        apart = sum(map(len, roots)) == len(frozenset().union(*roots))
         return apart and all(base.once for base in self.bases)
 
     @property
@@ -123,7 +126,7 @@ def _select(here: Any, there: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[
 
 
 @pytree_dataclass
-class HostBases(HostIndexed[Any]):
+class HostBases(OverMembers[Any], HostIndexed[Any]):
     """Sources on the host laid end to end: each reads its own rows of a batch."""
 
     bases: tuple[Any, ...]
@@ -131,6 +134,10 @@ class HostBases(HostIndexed[Any]):
 
     def __len__(self) -> int:
         return self.starts[-1] + len(self.bases[-1])
+
+    @property
+    def members(self) -> tuple[Any, ...]:
+        return self.bases
 
     def element_spec(self) -> Any:
         return self.bases[0].element_spec()
@@ -170,7 +177,13 @@ def make_store(bases: Sequence[IndexedSource[Any]]) -> tuple[Store, list[int]]:
         if known not in places:
             places[known] = len(kept)
             kept.append(base)
-    starts = [0, *itertools.accumulate(len(base) for base in kept)][:-1]
+    *starts, total = [0, *itertools.accumulate(len(base) for base in kept)]
+    if total > MAX_TRACED:
+        raise PipelineError(
+            f"the sources have {total} elements together, more than compiled code can count "
+            f"({MAX_TRACED}); cut them into fewer: windows with a larger stride, say."
+        )
+    _check_devices(kept)
     spec = Spec(kept[0].element_spec())
     begins = [starts[places[_identity(base)]] for base in bases]
     if len(kept) == 1:
@@ -185,8 +198,24 @@ def make_store(bases: Sequence[IndexedSource[Any]]) -> tuple[Store, list[int]]:
     return Store(tuple(kept), tuple(starts), spec), begins
 
 
+def _check_devices(bases: Sequence[Any]) -> None:
+    """Data that was put onto different devices cannot be read by one program."""
+    found: dict[Any, int] = {}
+    for number, base in enumerate(bases):
+        for leaf in jax.tree.leaves(base):
+            traced = isinstance(leaf, jax.core.Tracer)
+            if not traced and isinstance(leaf, jax.Array) and leaf.committed:
+                found.setdefault(frozenset(leaf.devices()), number)
+    if len(found) > 1:
+        places = ", ".join(str(sorted(map(str, devices))) for devices in found)
+        raise PipelineError(
+            f"the sources' data was put onto different devices, {places}, and one program cannot "
+            f"read all of it; put it onto the same with `jax.device_put`."
+        )
+
+
 @pytree_dataclass
-class Laid(IndexedSource[Any]):
+class Laid(OverMembers[Any]):
     """A store as a source: its index is the store's row."""
 
     store: Store
@@ -199,20 +228,16 @@ class Laid(IndexedSource[Any]):
         return self.store.element_spec()
 
     @property
-    def masks(self) -> bool:
-        return self.store.masks
+    def members(self) -> tuple[Any, ...]:
+        return self.store.bases
 
     @property
-    def host(self) -> bool:
-        return self.store.host
+    def once(self) -> bool:
+        return self.store.once
 
     @property
     def light(self) -> bool:
         return self.store.light
-
-    @property
-    def overlap(self) -> int:
-        return max(base.overlap for base in self.store.bases)
 
     def route(self, rows: Rows) -> Rows:
         return rows.replaced(below=self.store.route(rows).lanes)
@@ -237,6 +262,8 @@ def _under_one_stage(bases: list[Any]) -> tuple[IndexedSource[Any], list[int]] |
     if any(([id(leaf) for leaf in leaves], structure) != first for leaves, structure in flat):
         return None
     if any(not base.source.fixed or base.source.keyed for base in bases):
+        return None
+    if len({Spec(base.source.element_spec()) for base in bases}) > 1:
         return None
     below, begins = make_store([base.source for base in bases])
     size = below.starts[-1] + len(below.bases[-1])

@@ -82,9 +82,10 @@ class WindowSource(HostIndexed[Any]):
         n = (size - whole) // stride + 1
         files = any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(data))
         if n > MAX_TRACED or (size > MAX_TRACED and not files):
+            fix = "raise `stride`, or " if n > MAX_TRACED else ""
             raise PipelineError(
                 f"{_OWNER}: {n} windows over {size} elements are more than compiled code can count "
-                f"({MAX_TRACED}); raise `stride`, or cut the data into several sources."
+                f"({MAX_TRACED}); {fix}cut the data into several sources."
             )
         one = jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), data)
         spec = jax.tree.map(lambda s: jax.ShapeDtypeStruct((whole, *s.shape), s.dtype), one)
@@ -144,7 +145,7 @@ class _Files(HostData):
 
     def __init__(self, tree: Any) -> None:
         super().__init__()
-        self.tree = tree
+        self.tree = jax.tree.map(_own, tree)
 
     def windows(self, indices: np.ndarray, stride: int, context: int, predict: int) -> Any:
         starts = indices.astype(np.int64) * stride
@@ -161,15 +162,23 @@ class _Files(HostData):
         return _Files, (self.tree,)
 
 
+def _own(leaf: Any) -> Any:
+    """A mapped file as it is; of an array beside it a copy, which nobody else writes into."""
+    return leaf if isinstance(leaf, np.memmap) else np.array(leaf)
+
+
 def _file_digest(leaf: Any) -> Any:
     """A file by its name, size and time, and the place of the array in it; else the values."""
-    path = getattr(leaf, "filename", None)
+    root = leaf
+    while isinstance(getattr(root, "base", None), np.memmap):
+        root = root.base
+    path = getattr(root, "filename", None)
     if path is None or not os.path.exists(path):
         return np.asarray(leaf)
     status = os.stat(path)
-    start = np.asarray(leaf)[:64]  # tells slices of one file apart, mostly; their shapes do too
-    shape = (leaf.offset, leaf.shape, str(leaf.dtype))
-    return [os.path.abspath(path), status.st_size, status.st_mtime_ns, *shape, start]
+    place = leaf.__array_interface__["data"][0] - root.__array_interface__["data"][0] + root.offset
+    shape = [leaf.shape, leaf.strides, str(leaf.dtype)]
+    return [os.path.abspath(path), status.st_size, status.st_mtime_ns, place, *shape]
 
 
 def _all_windows(array: np.ndarray, length: int) -> np.ndarray:
@@ -180,7 +189,8 @@ def _all_windows(array: np.ndarray, length: int) -> np.ndarray:
 
 
 def _canonical(array: np.ndarray) -> np.ndarray:
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    """As JAX takes it: 32 bits unless wide types are on, in this machine's byte order."""
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
     return array.astype(dtype, copy=not array.flags.owndata)
 
 
@@ -235,14 +245,20 @@ def split_time(
             f"{owner}: `source` must be a WindowSource, got {type(source).__name__}; cut in time "
             f"first and transform or combine the parts."
         )
-    given = [float(each) for each in fractions]
-    if any(each <= 0 for each in given) or not math.isclose(sum(given), 1, abs_tol=1e-6):
+    try:
+        given = [float(each) for each in fractions]
+    except (TypeError, ValueError) as error:
+        raise PipelineError(
+            f"{owner}: `fractions` must be numbers, got {fractions!r:.60}; write `(0.8, 0.2)`."
+        ) from error
+    if any(not each > 0 for each in given) or not math.isclose(sum(given), 1, abs_tol=1e-6):
         raise PipelineError(
             f"{owner}: `fractions` must be positive and sum to one, {tuple(given)} sum to "
             f"{sum(given):g}."
         )
     store, path = adopt(source, owner)
-    cuts = [round(source.size * part) for part in np.cumsum([0.0, *given])]
+    shares = np.cumsum([0.0, *given]) / sum(given)
+    cuts = [math.floor(source.size * share + 0.5) for share in shares]
     back = source.context if source.predict else 0  # how far before a cut a window may begin
     whole, stride, parts = source.context + source.predict, source.stride, []
     for begin, end in itertools.pairwise(cuts):

@@ -12,15 +12,16 @@ from ..core.errors import PipelineError
 from ..core.ordering import Order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows, rows_at
-from ..core.source import IndexedSource, Source
+from ..core.source import Source
 from ..core.threefry import PART, key_for
+from .members import OverMembers
 from .routed import check_part, count_of, inherited
 
 _OWNER = "ZipSource"
 
 
 @pytree_dataclass
-class ZipSource(IndexedSource[Any]):
+class ZipSource(OverMembers[Any]):
     """Element i of every source, together: a tuple for a list of sources, a dict for a dict.
 
         [a0 a1 a2], [b0 b1 b2]  ->  (a0, b0) (a1, b1) (a2, b2)
@@ -76,36 +77,8 @@ class ZipSource(IndexedSource[Any]):
         return f"ZipSource({counted}, ordering={self.order.name})"
 
     @property
-    def light(self) -> bool:
-        return all(source.light for source in self.sources)
-
-    @property
-    def host(self) -> bool:
-        return any(source.host for source in self.sources)
-
-    @property
-    def random_stages(self) -> int:
-        return max(source.random_stages for source in self.sources)
-
-    @property
-    def masks(self) -> bool:
-        return any(source.masks for source in self.sources)
-
-    @property
-    def keyed(self) -> bool:
-        return any(source.keyed for source in self.sources)
-
-    @property
-    def fixed(self) -> bool:
-        return all(source.fixed for source in self.sources)
-
-    @property
-    def once(self) -> bool:
-        return all(source.once for source in self.sources)
-
-    @property
-    def overlap(self) -> int:
-        return max(source.overlap for source in self.sources)
+    def members(self) -> tuple[Any, ...]:
+        return self.sources
 
     @property
     def walk(self) -> str:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -50,13 +51,15 @@ class CacheTransform(Transform[Any, Any]):
     """
 
     where: str = static_field(default="device")
+    folder: str | None = static_field(default=None)
 
     def __init__(self, where: str | os.PathLike[str] = "device") -> None:
-        if not isinstance(where, str | os.PathLike):
+        if not isinstance(where, str | os.PathLike) or where == "":
             raise PipelineError(
                 f'CacheTransform: `where` must be "device", "host" or a folder, got {where!r:.60}.'
             )
-        set_fields(self, where=os.fspath(where))
+        named = isinstance(where, str) and where in ("device", "host")
+        set_fields(self, where=os.fspath(where), folder=None if named else os.fspath(where))
 
     @property
     def label(self) -> str:
@@ -65,11 +68,11 @@ class CacheTransform(Transform[Any, Any]):
     def __call__(self, source: Source[T]) -> Source[T]:
         _check(source, self.label)
         upstream: Any = source
-        if self.where == "device":
+        if self.folder is None and self.where == "device":
             cached: Any = _on_device(upstream, self.label)
         else:
-            folder = None if self.where == "host" else self.where
-            store = CacheStore(upstream, folder)
+            _check_plain(upstream, self.label)
+            store = CacheStore(upstream, self.folder)
             spec = upstream.element_spec()
             spec = (spec, jax.ShapeDtypeStruct((), np.bool_)) if upstream.masks else spec
             cached = Cached(store, upstream.order, Spec(spec), len(upstream), self.label)
@@ -98,6 +101,20 @@ def _check(source: Any, label: str) -> None:
             f"{label} comes after a HostCallbackTransform, which runs for every batch; move that "
             f"below the CacheTransform."
         )
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(source)):
+        raise PipelineError(
+            f"{label} is built inside a traced function, over values that are being traced; build "
+            f"the pipeline outside and pass the loader as an argument."
+        )
+
+
+def _check_plain(source: Any, label: str) -> None:
+    for path, spec in jax.tree_util.tree_flatten_with_path(source.element_spec())[0]:
+        if jnp.issubdtype(spec.dtype, jax.dtypes.extended):
+            raise PipelineError(
+                f"{label}: `element{jax.tree_util.keystr(path)}` has random keys, which the host "
+                f"cannot hold; pass `jax.random.key_data(keys)` instead, or cache on the device."
+            )
 
 
 @pytree_dataclass
@@ -136,6 +153,10 @@ class Cached(HostIndexed[Any]):
     def overlap(self) -> int:
         return self.store.upstream.overlap
 
+    @property
+    def placement(self) -> Any:
+        return self.store.upstream.placement
+
     def take_host(self, indices: np.ndarray) -> Any:
         return self.store.take(indices)
 
@@ -153,7 +174,7 @@ class CachedOnDevice(IndexedSource[Any]):
     ordering: Order
     route_name: str = static_field(default="")
     called: str = static_field(default="")
-    traits: tuple[bool, int] = static_field(default=(True, 0))
+    traits: tuple[bool, int, Any] = static_field(default=(True, 0, None))
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -181,6 +202,10 @@ class CachedOnDevice(IndexedSource[Any]):
     def overlap(self) -> int:
         return self.traits[1]
 
+    @property
+    def placement(self) -> Any:
+        return self.traits[2]
+
     def take(self, indices: Any) -> Any:
         return self.arrays.take(indices)
 
@@ -207,7 +232,7 @@ def _on_device(upstream: Any, label: str) -> CachedOnDevice:
         whole = _put(whole, part, jnp.int32(start))
         start += len(chunk)
     arrays = ArraySampleSource(whole, ordering="sequential")
-    traits = (upstream.once, upstream.overlap)
+    traits = (upstream.once, upstream.overlap, upstream.placement)
     return CachedOnDevice(arrays, upstream.order, upstream.walk, label, traits)
 
 

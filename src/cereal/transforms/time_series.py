@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.spec import format_spec
 from ..core.stage import Stage
 
 _OWNER = "TimeSeriesBatchTransform"
@@ -66,6 +68,11 @@ class TimeSeriesBatchTransform(Stage[Any, Any]):
                 f"the sequences with `sequence_key=`."
             )
         sequence = values[self.sequence_key]
+        if not isinstance(sequence, jax.Array):
+            raise PipelineError(
+                f"{self.label}: {self.sequence_key!r} is {format_spec(sequence)}, not one array; "
+                f"join its arrays with a MapTransform first."
+            )
         if sequence.ndim <= len(lanes):
             raise PipelineError(
                 f"{self.label}: {self.sequence_key!r} of shape {sequence.shape} has no axis of "

@@ -17,6 +17,7 @@ from ..core.source import IndexedSource, Mask, Source
 from ..core.spec import Spec
 from ..core.stage import Transform
 from ..core.wrapper import Wrapper
+from ..sources.members import OverMembers
 from ..sources.routed import check_part
 from .batch import Batched
 
@@ -33,7 +34,7 @@ class UnbatchTransform(Transform[Any, Any]):
 
     Elements of an indexed source stay indexed. After batching, the stages between BatchTransform
     and this one have worked on whole batches, so what follows is a stream that carries the
-    batch which it is handing out; masks go with their elements.
+    batch which it is handing out; masks go with their elements, and an epoch has whole batches.
 
     >>> import cereal
     >>> pairs = cereal.BatchTransform(2)(cereal.RangeSource(6))
@@ -54,6 +55,11 @@ class UnbatchTransform(Transform[Any, Any]):
                 "UnbatchTransform comes after a HostCallbackTransform, which runs once per batch "
                 "that is handed out; put the callback at the end."
             )
+        if isinstance(source.placement, jax.sharding.Sharding):
+            raise PipelineError(
+                "UnbatchTransform comes after a DevicePutTransform with a sharding, which lays out "
+                "batches; put the DevicePutTransform at the end."
+            )
         leaves = jax.tree.leaves(source.element_spec())
         sizes = {leaf.shape[0] if leaf.shape else None for leaf in leaves}
         if len(sizes) != 1 or None in sizes or 0 in sizes:
@@ -70,6 +76,11 @@ class UnbatchTransform(Transform[Any, Any]):
             check_part(source, "UnbatchTransform", "the source")
             n = len(source) * leaves[0].shape[0]
             return Unstacked(source, source.order.over(n, "UnbatchTransform"), inside)
+        if source.lanes and leaves[0].shape[0] != source.lanes[0]:
+            raise PipelineError(
+                f"UnbatchTransform: a batch has {source.lanes[0]} elements, but a stage made "
+                f"{leaves[0].shape[0]} of them; masks and positions would not belong to values."
+            )
         if not source.lanes:
             raise PipelineError(
                 "UnbatchTransform over a stream of elements: batch it first, or take elements "
@@ -79,7 +90,7 @@ class UnbatchTransform(Transform[Any, Any]):
 
 
 @pytree_dataclass
-class Unstacked(IndexedSource[T_co]):
+class Unstacked(OverMembers[T_co]):
     """The rows of the elements of a source."""
 
     source: Any
@@ -105,28 +116,12 @@ class Unstacked(IndexedSource[T_co]):
         return self.spec.tree
 
     @property
-    def random_stages(self) -> int:
-        return self.source.random_stages
+    def members(self) -> tuple[Any, ...]:
+        return (self.source,)
 
     @property
-    def masks(self) -> bool:
-        return self.source.masks
-
-    @property
-    def keyed(self) -> bool:
-        return self.source.keyed
-
-    @property
-    def fixed(self) -> bool:
-        return self.source.fixed
-
-    @property
-    def once(self) -> bool:
-        return self.source.once
-
-    @property
-    def host(self) -> bool:
-        return self.source.host
+    def light(self) -> bool:
+        return False
 
     @property
     def walk(self) -> str:

@@ -1,0 +1,61 @@
+"""What a source made of sources has from all of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from ..core.source import IndexedSource
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class OverMembers(IndexedSource[T_co]):
+    """An indexed source that reads members; what holds of one or of all of them holds of it."""
+
+    @property
+    @abstractmethod
+    def members(self) -> Sequence[IndexedSource[Any]]:
+        """The sources that it reads."""
+
+    @property
+    def random_stages(self) -> int:
+        return max(member.random_stages for member in self.members)
+
+    @property
+    def masks(self) -> bool:
+        return any(member.masks for member in self.members)
+
+    @property
+    def keyed(self) -> bool:
+        return any(member.keyed for member in self.members)
+
+    @property
+    def fixed(self) -> bool:
+        return all(member.fixed for member in self.members)
+
+    @property
+    def once(self) -> bool:
+        return all(member.once for member in self.members)
+
+    @property
+    def overlap(self) -> int:
+        return max(member.overlap for member in self.members)
+
+    @property
+    def roots(self) -> frozenset[int]:
+        return frozenset().union(*(member.roots for member in self.members))
+
+    @property
+    def host(self) -> bool:
+        return any(member.host for member in self.members)
+
+    @property
+    def light(self) -> bool:
+        return all(member.light for member in self.members)
+
+    @property
+    def placement(self) -> Any:
+        places = {member.placement for member in self.members}
+        return places.pop() if len(places) == 1 else None
