@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 
 from .errors import PipelineError
 from .lane_permutation import permute_lanes
+from .numbers import as_whole
 from .ordering import Order
 from .permutation import inverse, permute, round_constants
 from .pytree import pytree_dataclass, set_fields, static_field
@@ -90,11 +90,8 @@ class BlockShuffle(Order):
 
 
 def _count(name: str, value: Any) -> int:
-    try:
-        number = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1:
+    number = as_whole(value)
+    if number is None or number < 1:
         raise PipelineError(
             f"BlockShuffle: `{name}` must be an integer of at least 1, got {value!r}; write, for "
             f"example, `BlockShuffle(1024)`."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import jax.core
@@ -12,6 +11,7 @@ import numpy as np
 from .errors import PipelineError
 from .lane_permutation import permute_lanes
 from .mixing import MOST_SLOTS_IN_EPOCH, Mixing, Stage, make_mixing
+from .numbers import as_whole
 from .ordering import Order, Visit, digest_of
 from .pytree import pytree_dataclass, set_fields, static_field
 from .race import finish_order, slowness_of
@@ -254,11 +254,8 @@ def _labels(labels: Any, owner: str) -> np.ndarray:
 
 
 def _draw_count(length: Any, most: int | None, owner: str) -> int:
-    try:
-        number = 0 if isinstance(length, bool) else operator.index(length)
-    except TypeError:
-        number = 0
-    if not 1 <= number <= (MOST_DRAWS if most is None else most):
+    number = as_whole(length)
+    if number is None or not 1 <= number <= (MOST_DRAWS if most is None else most):
         why = "" if most is None else ", as many as can be drawn without replacement"
         upto = MOST_DRAWS if most is None else most
         raise PipelineError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, overload
 
 import jax
 import jax.core
@@ -15,6 +15,7 @@ import numpy as np
 from ..core.callback import raising
 from ..core.capture import eager, is_concrete, resolve, staging
 from ..core.errors import PipelineError, UsageError
+from ..core.numbers import as_whole
 from ..core.position import starts
 from ..core.pytree import sealed_pytree_dataclass, set_fields
 from ..core.source import Mask, Positional, Source
@@ -247,9 +248,6 @@ class DataLoader(Generic[T]):
 def _check_count(name: str, value: Any, least: int) -> None:
     if value is None:
         return
-    try:
-        ok = operator.index(cast("Any", value)) >= least
-    except TypeError:
-        ok = False
-    if not ok:
+    number = as_whole(value)
+    if number is None or number < least:
         raise PipelineError(f"`{name}` must be an integer of at least {least}, got {value!r}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from ..core.branches import Mixed, make_branches
 from ..core.errors import PipelineError
 from ..core.mixing import Stage, make_mixing
+from ..core.numbers import as_whole
 from ..core.ordering import Order, Sequential, Shuffle, as_order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.route import Route
@@ -98,13 +98,13 @@ def _is_shuffled(ordering: Any, source: Any, number: int) -> bool:
 def _schedule(weights: Any, count: int) -> list[Stage]:
     if not isinstance(weights, Mapping):
         return [Stage(0, whole_parts(weights, count, _OWNER))]
-    try:
-        starts = sorted(operator.index(start) for start in weights)
-    except TypeError as error:
+    found = [as_whole(start) for start in weights]
+    if None in found:
         raise PipelineError(
             f"{_OWNER}: a schedule has positions, counted in elements, as keys, got "
             f"{list(weights)!r:.60}; write `weights={{0: (3, 1), 100_000: (1, 1)}}`."
-        ) from error
+        )
+    starts = sorted(start for start in found if start is not None)
     if not starts or starts[0] != 0 or starts[-1] >= 1 << 31:
         raise PipelineError(
             f"{_OWNER}: a schedule begins at position 0 and changes before position 2^31, got "
@@ -116,11 +116,8 @@ def _schedule(weights: Any, count: int) -> list[Stage]:
 def _epoch_rule(epoch: Any) -> int | str:
     if isinstance(epoch, str) and epoch in ("first", "all"):
         return epoch
-    try:
-        number = 0 if isinstance(epoch, bool | str) else operator.index(epoch)
-    except TypeError:
-        number = 0
-    if number < 1:
+    number = as_whole(epoch)
+    if number is None or number < 1:
         raise PipelineError(
             f'{_OWNER}: `epoch` must be "first", "all" or a number of elements, got {epoch!r}.'
         )

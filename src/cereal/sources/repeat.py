@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, Generic, TypeVar
 
 from ..core.errors import PipelineError
+from ..core.numbers import as_whole
 from ..core.ordering import Order
 from ..core.pytree import pytree_dataclass, static_field
 from ..core.route import Route
@@ -41,11 +41,8 @@ class RepeatSource(Routed[T], Generic[T]):
     def __init__(self, source: Source[T], times: int, *, ordering: Any = None) -> None:
         owner = "RepeatSource"
         store, path = adopt(source, owner)
-        try:
-            number = 0 if isinstance(times, bool) else operator.index(times)
-        except TypeError:
-            number = 0
-        if number < 1:
+        number = as_whole(times)
+        if number is None or number < 1:
             raise PipelineError(
                 f"{owner}: `times` must be an integer of at least 1, got {times!r}; for no end, "
                 f"leave the RepeatSource out and write `loader.iterate(state, epochs=None)`."

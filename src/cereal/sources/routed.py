@@ -45,27 +45,23 @@ class Routed(OverMembers[T_co]):
 
     @property
     def members(self) -> tuple[Any, ...]:
-        return self.store.bases
-
-    @property
-    def light(self) -> bool:
-        return self.store.light
+        return (self.store,)
 
     @property
     def masks(self) -> bool:
-        return self.path.masks or self.store.masks
+        return self.path.masks or super().masks
 
     @property
     def keyed(self) -> bool:
-        return self.path.random or any(base.keyed for base in self.store.bases)
+        return self.path.random or super().keyed
 
     @property
     def fixed(self) -> bool:
-        return self.path.fixed and all(base.fixed for base in self.store.bases)
+        return self.path.fixed and super().fixed
 
     @property
     def once(self) -> bool:
-        return self.path.spans is not None and self.store.once
+        return self.path.spans is not None and super().once
 
     @property
     def walk(self) -> str:

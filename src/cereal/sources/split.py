@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
+from ..core.numbers import as_whole
 from ..core.ordering import digest_of
 from ..core.route import Route
 from ..core.source import Source
@@ -165,11 +165,8 @@ def _sizes(fractions: Any, n: int) -> list[int]:
 
 
 def _fold_count(k: Any, n: int) -> int:
-    try:
-        count = 0 if isinstance(k, bool) else operator.index(k)
-    except TypeError:
-        count = 0
-    if not 2 <= count <= n:
+    count = as_whole(k)
+    if count is None or not 2 <= count <= n:
         raise PipelineError(
             f"kfold: `k` must be an integer from 2 to the number of elements, {n}, got {k!r}."
         )
@@ -177,10 +174,7 @@ def _fold_count(k: Any, n: int) -> int:
 
 
 def _fold_number(fold: Any, k: int) -> int:
-    try:
-        number = -1 if isinstance(fold, bool) else operator.index(fold)
-    except TypeError:
-        number = -1
-    if not 0 <= number < k:
+    number = as_whole(fold)
+    if number is None or not 0 <= number < k:
         raise PipelineError(f"kfold: `fold` must be an integer from 0 to {k - 1}, got {fold!r}.")
     return number

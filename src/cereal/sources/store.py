@@ -37,27 +37,22 @@ from .members import OverMembers
 
 
 @pytree_dataclass
-class Store:
-    """Sources laid end to end, read by one index."""
+class Store(OverMembers[Any]):
+    """Sources laid end to end: its index is a row of one of them."""
 
     bases: tuple[Any, ...]
     starts: tuple[int, ...] = static_field()
     spec: Spec = static_field()
 
+    def __len__(self) -> int:
+        return self.starts[-1] + len(self.bases[-1])
+
     def element_spec(self) -> Any:
         return self.spec.tree
 
     @property
-    def random_stages(self) -> int:
-        return max(base.random_stages for base in self.bases)
-
-    @property
-    def masks(self) -> bool:
-        return any(base.masks for base in self.bases)
-
-    @property
-    def host(self) -> bool:
-        return any(base.host for base in self.bases)
+    def members(self) -> tuple[Any, ...]:
+        return self.bases
 
     @property
     def light(self) -> bool:
@@ -68,12 +63,10 @@ class Store:
         """Whether no element of the data is in it twice: in two forms, say."""
         roots = [base.roots for base in self.bases]
         apart = sum(map(len, roots)) == len(frozenset().union(*roots))
-        return apart and all(base.once for base in self.bases)
+        return apart and super().once
 
-    @property
-    def placement(self) -> Any:
-        places = {base.placement for base in self.bases}
-        return places.pop() if len(places) == 1 else None
+    def take(self, indices: Any) -> Any:
+        return self.read(rows_at(indices))[0]
 
     def route(self, rows: Rows) -> Rows:
         below = [base.route(each).lanes for base, each in self._each(rows)]
@@ -85,6 +78,7 @@ class Store:
 
     def read(self, rows: Rows) -> tuple[Any, Any]:
         """The values of these rows; each base has random keys of its own."""
+        rows = self.route(rows) if rows.below is None else rows
         found: Any = None
         for number, (base, lanes) in enumerate(zip(self.bases, rows.below, strict=True)):
             values, mask = base.read(lanes.replaced(key=self._key(rows.key, number)))
@@ -214,45 +208,6 @@ def _check_devices(bases: Sequence[Any]) -> None:
         )
 
 
-@pytree_dataclass
-class Laid(OverMembers[Any]):
-    """A store as a source: its index is the store's row."""
-
-    store: Store
-    size: int = static_field()
-
-    def __len__(self) -> int:
-        return self.size
-
-    def element_spec(self) -> Any:
-        return self.store.element_spec()
-
-    @property
-    def members(self) -> tuple[Any, ...]:
-        return self.store.bases
-
-    @property
-    def once(self) -> bool:
-        return self.store.once
-
-    @property
-    def light(self) -> bool:
-        return self.store.light
-
-    def route(self, rows: Rows) -> Rows:
-        return rows.replaced(below=self.store.route(rows).lanes)
-
-    def fetch(self, rows: Rows) -> Rows:
-        return rows.replaced(below=self.store.fetch(rows.below))
-
-    def read(self, rows: Rows) -> tuple[Any, Any]:
-        rows = self.route(rows) if rows.below is None else rows
-        return self.store.read(rows.below.replaced(key=rows.key))
-
-    def take(self, indices: Any) -> Any:
-        return self.read(rows_at(indices))[0]
-
-
 def _under_one_stage(bases: list[Any]) -> tuple[IndexedSource[Any], list[int]] | None:
     """The stage that all sources have around them, over one store; and where each begins."""
     if not all(isinstance(base, ElementStage) and not base.random_stages for base in bases):
@@ -266,8 +221,7 @@ def _under_one_stage(bases: list[Any]) -> tuple[IndexedSource[Any], list[int]] |
     if len({Spec(base.source.element_spec()) for base in bases}) > 1:
         return None
     below, begins = make_store([base.source for base in bases])
-    size = below.starts[-1] + len(below.bases[-1])
-    return ElementStage(Laid(below, size), bases[0].stage, bases[0].spec), begins
+    return ElementStage(below, bases[0].stage, bases[0].spec), begins
 
 
 def _identity(base: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.host import HostData, HostIndexed, living
+from ..core.numbers import as_whole
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
 from ..core.pytree import pytree_dataclass, set_fields, static_field
@@ -207,11 +207,8 @@ def _parted(windows: Any, context: int, predict: int, axis: int = 0) -> Any:
 
 
 def _count(name: str, value: Any, least: int) -> int:
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = -1
-    if number < least:
+    number = as_whole(value)
+    if number is None or number < least:
         raise PipelineError(
             f"{_OWNER}: `{name}` must be an integer of at least {least}, got {value!r}."
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any, TypeVar
 
 import jax
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 
 from ..core.errors import PipelineError
 from ..core.execute import run_next
+from ..core.numbers import as_whole
 from ..core.position import Remainder, steps_in
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows
@@ -48,11 +48,8 @@ class BatchTransform(Transform[Any, Any]):
     def __init__(
         self, batch_size: int, *, drop_last: bool = False, pad_last_batch: bool = False
     ) -> None:
-        try:
-            size = operator.index(batch_size)
-        except TypeError:
-            size = 0
-        if size < 1 or isinstance(batch_size, bool):
+        size = as_whole(batch_size)
+        if size is None or size < 1:
             raise PipelineError(
                 f"BatchTransform: `batch_size` must be a positive integer, got {batch_size!r}."
             )

@@ -73,13 +73,14 @@ class CacheStore(HostData):
                 done.set()
 
         thread = threading.Thread(target=run, name="cereal-cache")
-        thread.start()
         try:
+            thread.start()
             done.wait()
         finally:  # Ctrl-C: the chunk at hand is finished, what was read stays
             stop.set()
-            done.wait()
-            thread.join()
+            if thread.ident is not None:
+                done.wait()
+                thread.join()
         if failed:
             raise failed[0]
 
