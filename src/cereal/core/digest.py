@@ -122,7 +122,7 @@ class _Digest:
                 self._code(const, scope)
             else:
                 self.add(const)
-        names = names_in(code)
+        names = set(names_in(code))
         for name in code.co_names:
             if name not in scope:
                 continue

@@ -41,7 +41,8 @@ def is_library(thing: Any) -> bool:
     return True
 
 
-def names_in(code: types.CodeType) -> set[str]:
+@functools.lru_cache(maxsize=1024)
+def names_in(code: types.CodeType) -> tuple[str, ...]:
     """All names in a function's code, and in the code of functions defined inside it."""
     inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return set(code.co_names).union(*(names_in(each) for each in inner))
+    return tuple(sorted(set(code.co_names).union(*(names_in(each) for each in inner))))

@@ -185,7 +185,7 @@ def _code_key(fn: Any) -> Hashable:
 
 def _references(fn: Any) -> Iterator[tuple[str, Any]]:
     """The cells, defaults and globals of a function, by name; what it may ask of modules."""
-    names = sorted(names_in(fn.__code__))
+    names = names_in(fn.__code__)
     for name, value in _values(fn, names):
         yield name, value
         if isinstance(value, types.ModuleType) and not is_library(value):
@@ -193,7 +193,7 @@ def _references(fn: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"module {name} {each}", inside[each]) for each in names if each in inside)
 
 
-def _values(fn: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
+def _values(fn: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
             yield f"cell {name}", cell.cell_contents

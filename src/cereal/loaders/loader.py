@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar, overload
 
 import jax
@@ -149,14 +149,16 @@ class DataLoader(Generic[T]):
             check_body(body_fn)
             with raising(source.callbacks):
                 return scan_steps(source, state, carry, body_fn, steps, unroll)
+        if isinstance(source, Positional) and source.host and eager():
+            over_rows = self.programs.over_rows(body_fn, unroll)
+            program: Any = partial(scan_host, program=over_rows, steps=steps)
+        else:
+            program = self.programs.over_steps(body_fn, steps, unroll)
+        if not source.callbacks:
+            return program(source, state, carry)
         with raising(source.callbacks):
-            if isinstance(source, Positional) and source.host and eager():
-                program = self.programs.over_rows(body_fn, unroll)
-                result = scan_host(source, state, carry, program, steps)
-            else:
-                program = self.programs.over_steps(body_fn, steps, unroll)
-                result = program(source, state, carry)
-            if source.callbacks and is_concrete(jax.tree.leaves(result[0])[0]):
+            result = program(source, state, carry)
+            if is_concrete(jax.tree.leaves(result[0])[0]):
                 jax.block_until_ready(result)
         return result
 
