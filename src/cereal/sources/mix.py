@@ -30,9 +30,9 @@ class MixSource(Routed[T], Generic[T]):
 
     Every prefix has of each source what its weight says, to within one element (weights that are
     no ratio of small numbers are rounded to one in 100,000). Each source goes through epochs of
-    its own: every element once before any comes again, shuffled anew each
-    time if `ordering="shuffle"`; by default each source has the order that it came with. Nothing
-    restarts when an epoch of the mixture ends.
+    its own: every element once before any comes again, shuffled anew each time if
+    `ordering="shuffle"`; by default each source has the order that it came with. Nothing restarts
+    when an epoch of the mixture ends.
 
     An epoch of the mixture ends when the first source has been read once (`epoch="first"`), when
     each has (`epoch="all"`), or after a number of elements.
