@@ -243,6 +243,14 @@ def test_small_weights_keep_their_odds() -> None:
     assert abs(deviate_of_chi_square(counts, [1, 4])) < LIMIT
 
 
+def test_weights_below_the_range_of_float32_count_as_its_least() -> None:
+    found = draws(without([1e-45, 0, 4e-45, 1]), 4, 5_000)
+    assert (found[:, 0] == 3).all()
+    counts = np.bincount(found[:, 1], minlength=3)
+    assert counts[1] == 0
+    assert abs(deviate_of_chi_square(counts[[0, 2]], [1, 1])) < LIMIT
+
+
 # Epochs, keys, NumPy and JAX
 
 ORDERS: dict[str, Order] = {

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.sources.walking import epoch_of, visited
 
 from cereal import (
     ArraySampleSource,
@@ -25,7 +26,6 @@ from cereal import (
     SliceSource,
     StateError,
 )
-from cereal.core.state import make_words
 from cereal.testing import assert_same, check_loader, check_resume, check_source
 
 NUMBERS = RangeSource(100)
@@ -33,18 +33,6 @@ NUMBERS = RangeSource(100)
 
 def part(*bounds: int) -> SliceSource[Any]:
     return SliceSource(NUMBERS, range(*bounds))
-
-
-def visited(source: Any, epochs: int = 1, key: int = 0) -> np.ndarray:
-    """The rows of the store that epochs visit, in NumPy; of NUMBERS, they are the elements."""
-    rows, _ = source.plan.rows_for(make_words((0, key), 0, 0), epochs * source.length)
-    return source.route(rows).below.index.reshape(epochs, source.length)
-
-
-def epoch_of(source: Any, key: int = 0, epoch: int = 0) -> list[int]:
-    """An epoch through a loader."""
-    loader = DataLoader([source, BatchTransform(source.length)])
-    return loader.batch_at(key, epoch)[0].tolist()
 
 
 def bits(x: Any, key: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sources.walking import epoch_of, visited
 
 from cereal import (
     ArraySampleSource,
@@ -25,22 +26,9 @@ from cereal import (
     SliceSource,
     StateError,
 )
-from cereal.core.state import make_words
 from cereal.testing import assert_same, check_loader, check_resume, check_source
 
 NUMBERS = RangeSource(100)
-
-
-def visited(source: Any, epochs: int = 1, key: int = 0) -> np.ndarray:
-    """The rows of the store that epochs visit, in NumPy; of NUMBERS, they are the elements."""
-    rows, _ = source.plan.rows_for(make_words((0, key), 0, 0), epochs * source.length)
-    return source.route(rows).below.index.reshape(epochs, source.length)
-
-
-def epoch_of(source: Any, key: int = 0, epoch: int = 0) -> list[int]:
-    """An epoch through a loader."""
-    loader = DataLoader([source, BatchTransform(source.length)])
-    return loader.batch_at(key, epoch)[0].tolist()
 
 
 WHERES = {

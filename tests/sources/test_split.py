@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.sources.walking import epoch_of, visited
 
 from cereal import (
     ArraySampleSource,
@@ -31,23 +32,10 @@ from cereal import (
     select,
     split,
 )
-from cereal.core.state import make_words
 from cereal.testing import assert_same, check_loader, check_resume, check_source
 
 NUMBERS = RangeSource(20)
 EVERY = list(range(20))
-
-
-def visited(source: Any, epochs: int = 1, key: int = 0) -> np.ndarray:
-    """The rows of the store that epochs visit, in NumPy; of NUMBERS, they are the elements."""
-    rows, _ = source.plan.rows_for(make_words((0, key), 0, 0), epochs * source.length)
-    return source.route(rows).below.index.reshape(epochs, source.length)
-
-
-def epoch_of(source: Any, key: int = 0, epoch: int = 0) -> list[int]:
-    """An epoch through a loader."""
-    loader = DataLoader([source, BatchTransform(source.length)])
-    return loader.batch_at(key, epoch)[0].tolist()
 
 
 def test_the_kit_holds_for_a_shuffled_part(strict_jax: None) -> None:

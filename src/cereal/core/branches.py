@@ -105,22 +105,11 @@ def make_branches(routes: Sequence[Route]) -> Branches:
     return Branches(jnp.asarray(table), others, numbers, straight, Known(table))
 
 
-@pytree_dataclass
-class Joined(Route):
-    """One part after another."""
+class _OverBranches(Route):
+    """A route through several parts, and what it has from them."""
 
     branches: Branches
-    starts: Any  # the index at which each part begins
-    n: int = static_field()
-    called: str = static_field()
-
-    def locate(self, rows: Rows) -> Rows:
-        part = count_up_to(self.starts, rows.index) - 1
-        inside = rows.index - look_up(self.starts, part)
-        return self.branches.locate(part, rows.replaced(index=inside))
-
-    def moved(self, move: Move, salt: int) -> Route:
-        return Joined(self.branches.moved(move, salt), self.starts, self.n, self.called)
+    called: str
 
     @property
     def name(self) -> str:
@@ -137,6 +126,24 @@ class Joined(Route):
     @property
     def fixed(self) -> bool:
         return self.branches.fixed
+
+
+@pytree_dataclass
+class Joined(_OverBranches):
+    """One part after another."""
+
+    branches: Branches
+    starts: Any  # the index at which each part begins
+    n: int = static_field()
+    called: str = static_field()
+
+    def locate(self, rows: Rows) -> Rows:
+        part = count_up_to(self.starts, rows.index) - 1
+        inside = rows.index - look_up(self.starts, part)
+        return self.branches.locate(part, rows.replaced(index=inside))
+
+    def moved(self, move: Move, salt: int) -> Route:
+        return Joined(self.branches.moved(move, salt), self.starts, self.n, self.called)
 
     @property
     def spans(self) -> Spans:
@@ -169,7 +176,7 @@ def join(routes: Sequence[Route], borders: Sequence[int] = ()) -> Route:
 
 
 @pytree_dataclass
-class Mixed(Route):
+class Mixed(_OverBranches):
     """Parts in turn, each through epochs of its own."""
 
     mixing: Mixing
@@ -189,16 +196,8 @@ class Mixed(Route):
         return Mixed(mixing, self.branches.moved(move, salt), self.called)
 
     @property
-    def name(self) -> str:
-        return self.called
-
-    @property
-    def masks(self) -> bool:
-        return self.branches.masks
-
-    @property
     def random(self) -> bool:
-        return self.mixing.shuffled != "none" or self.branches.random
+        return self.mixing.shuffled != "none" or super().random
 
     @property
     def fixed(self) -> bool:

@@ -1,9 +1,9 @@
 """Digests of pipelines that are the same in every process: the names of caches on disk.
 
 Two pipelines have one digest if they compute the same elements: the same arrays, the same code of
-functions and of the user's own classes, over the same values. What decides only the order is left
-out. An object that cannot be looked into is taken by its pickle; a cache is then missed at
-worst, never taken for another's.
+functions and of the user's own classes, the same versions of libraries, over the same values. What
+decides only the order is left out. An object that cannot be looked into is taken by its pickle; a
+cache is then missed at worst, never taken for another's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import sys
 import types
 from typing import Any
 
@@ -106,8 +107,10 @@ class _Digest:
 
     def _function(self, fn: Any) -> None:
         self.word("function", fn.__module__, fn.__qualname__)
-        # Of a library's function only what it holds: jax.vmap holds the function that it maps.
-        if not is_library(fn):
+        # Of a library's function its version and what it holds: jax.vmap, the function it maps.
+        if is_library(fn):
+            self._version(fn.__module__)
+        else:
             self._code(fn.__code__, fn.__globals__)
             self.add(fn.__defaults__)
             self.add(fn.__kwdefaults__)
@@ -138,6 +141,7 @@ class _Digest:
         """A class by its name; the user's own by its code too."""
         self.word("class", cls.__module__, cls.__qualname__)
         if is_library(cls):
+            self._version(cls.__module__)
             return
         for base in cls.__bases__:
             self._class(base)
@@ -149,6 +153,10 @@ class _Digest:
                 self.add(inner)
             elif type(value) in _PLAIN and not name.startswith("__"):
                 self.word(name, value)
+
+    def _version(self, module: str | None) -> None:
+        package = (module or "").partition(".")[0]
+        self.word(package, getattr(sys.modules.get(package), "__version__", None))
 
     def _object(self, value: Any) -> None:
         self._class(type(value))

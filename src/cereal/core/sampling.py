@@ -67,8 +67,8 @@ class WeightedSampling(Order):
     An epoch has as many draws as there are elements, or `length`. Without replacement, elements
     are drawn one after another from those that are left, all that have a weight or the first
     `length`; every compiled call then sorts the weights, so let it make many batches:
-    `scan_epoch`, `iterate`. Weights below 2^-32 of all (without replacement: 1e-36 of the largest)
-    count as that.
+    `scan_epoch`, `iterate`. Shares are exact to 2^-32 of all: with replacement, lighter elements
+    may never be drawn. Without, weights below 1e-36 of the largest count as that.
 
     >>> import cereal
     >>> order = cereal.WeightedSampling([1, 0, 3])

@@ -10,7 +10,7 @@ from ..core.ordering import Order
 from ..core.pytree import pytree_dataclass, static_field
 from ..core.route import Route
 from ..core.source import Source
-from .routed import Routed, combine, count_of, inherited, set_routed
+from .routed import Routed, combine, counts_of, inherited, set_routed
 from .store import Store
 
 T = TypeVar("T")
@@ -40,7 +40,5 @@ class ConcatSource(Routed[T], Generic[T]):
         owner = "ConcatSource"
         store, routes = combine(sources, owner)
         path = join(routes, store.starts)
-        names = ", ".join(count_of(source) for source in sources[:4])
-        more = f", {len(sources) - 4} more" if len(sources) > 4 else ""
         order = inherited(ordering, sources, path.n, owner)
-        set_routed(self, store, path, order, names + more)
+        set_routed(self, store, path, order, counts_of(sources))

@@ -15,7 +15,7 @@ from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.route import Route
 from ..core.source import Source
 from ..core.turns import whole_parts
-from .routed import Routed, combine, count_of, set_routed
+from .routed import Routed, combine, counts_of, set_routed
 from .store import Store
 
 T = TypeVar("T")
@@ -73,10 +73,8 @@ class MixSource(Routed[T], Generic[T]):
         inside = f" [{', '.join(names)}]" if names else ""
         name = f"mix {walks} {_digest(lengths, stages[0])} {ratio}{inside}"
         path = Mixed(mixing, make_branches(routes), name)
-        counted = ", ".join(count_of(source) for source in sources[:4])
-        counted += f", {len(sources) - 4} more" if len(sources) > 4 else ""
         more = f", then {len(stages) - 1} more weights" if len(stages) > 1 else ""
-        set_routed(self, store, path, Sequential(), f"{ratio} of {counted}{more}")
+        set_routed(self, store, path, Sequential(), f"{ratio} of {counts_of(sources)}{more}")
         set_fields(self, walks=walks)
 
     @property

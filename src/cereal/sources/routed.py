@@ -20,6 +20,7 @@ from .members import OverMembers
 from .store import Store, make_store
 
 T_co = TypeVar("T_co", covariant=True)
+_DRAWN = 4
 
 
 class Routed(OverMembers[T_co]):
@@ -189,3 +190,9 @@ def inherited(ordering: Any, sources: Sequence[Any], n: int, owner: str) -> Orde
 def count_of(source: Any) -> str:
     """A source in the drawing of another: its name and its length."""
     return f"{type(source).__name__}[{len(source)}]"
+
+
+def counts_of(sources: Sequence[Any]) -> str:
+    """Sources in the drawing of another: the first few, and how many more."""
+    more = [f"{len(sources) - _DRAWN} more"] if len(sources) > _DRAWN else []
+    return ", ".join([*map(count_of, sources[:_DRAWN]), *more])

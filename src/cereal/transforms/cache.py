@@ -73,9 +73,7 @@ class CacheTransform(Transform[Any, Any]):
         else:
             _check_plain(upstream, self.label)
             store = CacheStore(upstream, self.folder)
-            spec = upstream.element_spec()
-            spec = (spec, jax.ShapeDtypeStruct((), np.bool_)) if upstream.masks else spec
-            cached = Cached(store, upstream.order, Spec(spec), len(upstream), self.label)
+            cached = Cached(store, upstream.order, store.spec, len(upstream), self.label)
         return _WithMask()(cached) if upstream.masks else cached
 
 

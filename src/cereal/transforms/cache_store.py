@@ -14,6 +14,7 @@ from ..core.digest import digest
 from ..core.elements import chunks_of, read_elements
 from ..core.host import HostData
 from ..core.source import IndexedSource
+from ..core.spec import Spec
 from .cache_files import create, open_files, save
 
 _SYNC_BYTES = 32 * 2**20
@@ -25,7 +26,8 @@ class CacheStore(HostData):
     def __init__(self, upstream: IndexedSource[Any], folder: str | None) -> None:
         super().__init__()
         self.upstream, self.folder = upstream, folder
-        specs, self._structure = jax.tree.flatten(_specs(upstream))
+        self.spec = Spec(_kept(upstream))
+        specs, self._structure = self.spec.leaves, self.spec.structure
         shapes = [((len(upstream), *spec.shape), np.dtype(spec.dtype)) for spec in specs]
         self._lock = threading.Lock()
         self._unsaved = 0
@@ -113,6 +115,7 @@ class CacheStore(HostData):
         return CacheStore, (self.upstream, self.folder)
 
 
-def _specs(upstream: IndexedSource[Any]) -> Any:
+def _kept(upstream: IndexedSource[Any]) -> Any:
+    """What is kept of an element: itself, and its mask where stages change masks."""
     spec = upstream.element_spec()
     return (spec, jax.ShapeDtypeStruct((), np.bool_)) if upstream.masks else spec
