@@ -40,6 +40,10 @@ from .loaders import evaluate as evaluate
 from .loaders import jit as jit
 from .sources import ArraySampleSource as ArraySampleSource
 from .sources import ConcatSource as ConcatSource
+from .sources import DatasetSource as DatasetSource
+from .sources import DiskSampleSource as DiskSampleSource
+from .sources import IterableSource as IterableSource
+from .sources import MemmapSource as MemmapSource
 from .sources import MixSource as MixSource
 from .sources import RangeSource as RangeSource
 from .sources import RepeatSource as RepeatSource
@@ -47,6 +51,7 @@ from .sources import SliceSource as SliceSource
 from .sources import WindowSource as WindowSource
 from .sources import ZipSource as ZipSource
 from .sources import kfold as kfold
+from .sources import save_arrays as save_arrays
 from .sources import select as select
 from .sources import split as split
 from .sources import split_time as split_time
@@ -56,12 +61,16 @@ from .transforms import DevicePutTransform as DevicePutTransform
 from .transforms import FilterTransform as FilterTransform
 from .transforms import FlattenImageTransform as FlattenImageTransform
 from .transforms import HostCallbackTransform as HostCallbackTransform
+from .transforms import HostFilterTransform as HostFilterTransform
+from .transforms import HostMapTransform as HostMapTransform
+from .transforms import HostRandomMapTransform as HostRandomMapTransform
 from .transforms import MapTransform as MapTransform
 from .transforms import NormalizeImageTransform as NormalizeImageTransform
 from .transforms import RandomMapTransform as RandomMapTransform
 from .transforms import RenameTransform as RenameTransform
 from .transforms import TimeSeriesBatchTransform as TimeSeriesBatchTransform
 from .transforms import UnbatchTransform as UnbatchTransform
+from .transforms import pad_collate as pad_collate
 
 __version__ = "0.1.0"
 

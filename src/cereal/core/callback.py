@@ -24,7 +24,7 @@ from .errors import UsageError
 
 _lock = threading.Lock()
 _watched: Counter[Hashable] = Counter()  # callbacks whose errors a loader is waiting for
-_failed: dict[Hashable, list[Exception]] = {}
+_failed: dict[Hashable, list[BaseException]] = {}
 
 
 def guarded(
@@ -32,27 +32,29 @@ def guarded(
 ) -> Callable[..., Any]:
     """A callback that keeps what `fn` raises, and gives `on_failure(*args)` instead."""
 
-    def call(*args: Any) -> Any:
-        try:
-            return fn(*args)
-        except Exception as error:
-            with _lock:
-                watched = _watched[identity] > 0
-                if watched or jax.device_count() > 1:
-                    _failed.setdefault(identity, []).append(error)
-                else:
-                    raise
-            if not watched:
-                traceback.print_exception(error)
-            return on_failure(*args)
+    return lambda *args: guard(identity, lambda: fn(*args), lambda: on_failure(*args))
 
-    return call
+
+def guard(identity: Hashable, run: Callable[[], Any], on_failure: Callable[[], Any]) -> Any:
+    """What `run` returns; if it raises, the error is kept and `on_failure` stands in."""
+    try:
+        return run()
+    except BaseException as error:
+        with _lock:
+            watched = _watched[identity] > 0
+            if watched or jax.device_count() > 1:
+                _failed.setdefault(identity, []).append(error)
+            else:
+                raise
+        if not watched:
+            traceback.print_exception(error)
+        return on_failure()
 
 
 @contextmanager
 def raising(identities: tuple[Hashable, ...]) -> Iterator[None]:
     """Around a call of a pipeline with these callbacks: raises what they raised."""
-    _raise_kept(identities)
+    raise_kept(identities)
     with _lock:
         _watched.update(identities)
     try:
@@ -68,10 +70,13 @@ def raising(identities: tuple[Hashable, ...]) -> Iterator[None]:
     finally:
         with _lock:
             _watched.subtract(identities)
-    _raise_kept(identities)
+    raise_kept(identities)
 
 
-def _raise_kept(identities: tuple[Hashable, ...]) -> None:
+def raise_kept(identities: tuple[Hashable, ...]) -> None:
+    """Raises what callbacks of these identities raised since."""
+    if not _failed:
+        return
     with _lock:
         kept = [error for identity in identities for error in _failed.pop(identity, [])]
     if kept:

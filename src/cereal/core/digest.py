@@ -22,7 +22,7 @@ import numpy as np
 
 from .errors import PipelineError
 from .function import Function
-from .host import HostData
+from .host_data import HostData
 from .library import is_library, names_in
 from .source import IndexedSource
 from .spec import Spec

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from .execute import read_fetched
-from .rows import Rows
+from .rows import host_rows_at
 from .source import IndexedSource
 
 _MOST_BYTES = 16 * 2**20
@@ -25,8 +25,7 @@ def read_elements(
     that were many programs: `sizes` remembers those that there are.
     """
     n = len(indices)
-    rows = Rows(np.zeros(2, np.uint32), np.zeros(n, np.uint32), indices.astype(np.int64), None)
-    rows = source.fetch(source.route(rows))
+    rows = source.fetch(source.route(host_rows_at(indices)))
     size = _program_size(n, set() if sizes is None else sizes)
     if size > n:
         rows = rows.map(lambda x: np.resize(x, (size, *x.shape[1:])) if x.ndim else x)

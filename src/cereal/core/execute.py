@@ -15,14 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .callback import raising
+from .callback import raise_kept, raising
 from .capture import eager, is_concrete, resolve
-from .state import PipelineState
+from .host_data import HostData, identity_on_host
 
 if TYPE_CHECKING:
     from .rows import Rows
     from .source import Positional, Source
+
+
+_LARGE = 1 << 18
 
 
 @jax.jit
@@ -34,6 +38,24 @@ def _next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
 def _routed(source: Positional[Any], words: Any, remainder: Any, steps: int) -> tuple[Rows, Any]:
     rows, words = source.plan.ending(remainder).rows_for(words, steps)
     return source.route(rows), words
+
+
+def stripped(source: Positional[Any]) -> Any:
+    """The source without its data on the host.
+
+    What is compiled needs only its structure: so one program serves all loaders of that structure,
+    and no program knows of the data.
+    """
+    return jax.tree.map(
+        lambda x: None if isinstance(x, HostData) else x,
+        source,
+        is_leaf=lambda x: isinstance(x, HostData),
+    )
+
+
+def host_fetch(source: Positional[Any]) -> Any:
+    """`source.fetch`, for those who have the way of reading already."""
+    return source.fetch
 
 
 @partial(jax.jit, static_argnames="masked")
@@ -48,7 +70,7 @@ def routed_rows(
     source: Positional[Any], words: Any, steps: int, remainder: Any = None
 ) -> tuple[Rows, Any]:
     """The rows of the next steps as NumPy arrays, routed, and the state's words after them."""
-    rows, words = _routed(source, words, remainder, steps)
+    rows, words = _routed(stripped(source), words, remainder, steps)
     return jax.device_get(rows), words
 
 
@@ -58,23 +80,56 @@ def read_rows(source: Positional[Any], rows: Rows, *, masked: bool) -> tuple[Any
     The mask is None if no stage changes masks, unless it is to be `masked` anyhow: then it
     is made by the same program, since an array made by itself costs a GPU half a millisecond.
     """
-    return _read(source, source.fetch(rows), masked)
+    return read_fetched(source, source.fetch(rows), masked=masked)
 
 
 def read_fetched(source: Positional[Any], rows: Rows, *, masked: bool) -> tuple[Any, Any]:
     """The same for rows that have been fetched."""
-    return _read(source, rows, masked)
+    return Delivery(source)(rows, masked=masked)
+
+
+class Delivery:
+    """From fetched rows to arrays on the device: the compiled stages, or if there are none, and
+    the batch is large, nothing but the transfer.
+
+    A program that only hands its arguments through copies them; of megabytes that takes longer
+    than all else.
+    """
+
+    def __init__(self, source: Positional[Any]) -> None:
+        self._source, self._stripped = source, stripped(source)
+        size = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(source.element_spec()))
+        self._large = size >= _LARGE
+
+    def __call__(self, rows: Rows, *, masked: bool) -> tuple[Any, Any]:
+        found = self._source.passes(rows) if self._large else None
+        if found is None:
+            values, mask = _read(self._stripped, rows, masked)
+        else:
+            values, mask = found.values, self._mask(found, rows, masked)
+            values, mask = jax.device_put((values, mask), self._source.placement)
+        if self._source.placement is not None and found is None:
+            return place((values, mask), self._source.placement)
+        return values, mask
+
+    def _mask(self, found: Any, rows: Rows, masked: bool) -> Any:
+        if not (masked or self._source.masks):
+            return None
+        mask = np.ones(rows.index.shape, np.bool_) if found.mask is None else found.mask
+        return mask if rows.valid is None else mask & rows.valid
 
 
 def _next_on_host(source: Positional[Any], state: Any) -> tuple[Any, Any, Any]:
     rows, words = routed_rows(source, state.words, 1)
     values, mask = read_rows(source, rows[0], masked=True)
-    return values, mask, PipelineState(words, state.fingerprint)
+    return values, mask, state.replaced(words)
 
 
 def run_next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
     """`source.step(state)`, compiled, with what belongs around it outside of `jit`."""
     source = resolve(source, state)
+    if source.host:
+        raise_kept((identity_on_host(source),))
     step: Any = _next_on_host if source.host and eager() else _next
     if not source.callbacks:
         values, mask, state = step(source, state)

@@ -1,104 +1,132 @@
-"""Sources that Python reads, outside of compiled programs: files, and caches of other sources.
+"""Sources that Python reads, outside of compiled programs: files, datasets, functions, caches.
 
     outside of jit   rows as NumPy  --fetch-->  values as NumPy  --compiled stages-->  batch
     inside of jit    rows  --pure callback: the same fetch-->  values  --stages-->  batch
 
-The program never holds the data, and JAX's caches do not either: what is static in the pytree is
-a number, under which the living data is found.
+`produce` gives elements as Python has them, for the host stages above; `fetch` gives them as arrays,
+at the seam. The program never holds the data, and JAX's caches do not either (`host_data`).
 """
 
 from __future__ import annotations
 
-import itertools
-import weakref
-from abc import abstractmethod
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from .errors import CerealError
-from .rows import Rows
-from .source import IndexedSource
+from .errors import PipelineError
+from .host_data import HostData as HostData
+from .host_data import HostFunction as HostFunction
+from .host_data import living as living
+from .host_program import fetched_in_program
+from .pytree import pytree_dataclass
+from .reading import reading
+from .rows import Rows, host_rows_at, rows_at
+from .source import IndexedSource, Positional
 from .spec import Spec
+from .taken import Taken
 
 T_co = TypeVar("T_co", covariant=True)
-_numbers = itertools.count()
-_living: weakref.WeakValueDictionary[int, HostData] = weakref.WeakValueDictionary()
+_TRIES = 8
 
 
-class HostData:
-    """Data on the host, as part of a pytree without leaves.
+@pytree_dataclass
+class Fetched:
+    """What Python read for some rows, in `Rows.below`."""
 
-    A subclass holds the data; copies of a pytree share it. It lives as long as a source that
-    has it, however many compiled programs know its number.
-    """
-
-    def __init__(self) -> None:
-        self.number = next(_numbers)
-        _living[self.number] = self
-
-    def digest_of(self) -> Any:
-        """What tells this data from other data, in any process; for the names of caches."""
-        raise TypeError(f"{type(self).__name__} has no digest")
-
-    def __init_subclass__(cls) -> None:
-        jax.tree_util.register_pytree_node(
-            cls, lambda data: ((), data.number), lambda number, _: living(number)
-        )
+    values: Any
+    mask: Any  # None: all real
 
 
-def living(number: int) -> Any:
-    """The data of this number."""
-    try:
-        return _living[number]
-    except KeyError:
-        raise CerealError(
-            "the data of a source on the host is gone: all sources and loaders that held it were "
-            "deleted while a compiled program still reads it; keep the loader."
-        ) from None
-
-
-class HostIndexed(IndexedSource[T_co]):
-    """An indexed source with a batched read in NumPy."""
-
-    @abstractmethod
-    def take_host(self, indices: np.ndarray) -> Any:
-        """The elements at these indices (one axis), stacked: a tree of fresh NumPy arrays."""
-
-    @abstractmethod
-    def reader(self) -> Any:
-        """`take_host` as a function that does not hold the data; for compiled programs."""
+class HostNode(Positional[T_co]):
+    """A source or stage that Python runs; what it gives passes the seam as arrays."""
 
     @property
     def host(self) -> bool:
         return True
 
+    @property
+    def produces(self) -> bool:
+        return True
+
+    def read(self, rows: Rows) -> tuple[T_co, Any]:
+        found = rows.below
+        if not isinstance(found, Fetched):
+            found = fetched_in_program(self, rows).below
+        if found.mask is None:
+            return found.values, rows.valid
+        return found.values, found.mask if rows.valid is None else rows.valid & found.mask
+
+    def passes(self, rows: Rows) -> Any:
+        """What was fetched, since no compiled stage changes it."""
+        return rows.below if isinstance(rows.below, Fetched) else None
+
+    def _promised(self, shape: tuple[int, ...], spec: Any) -> Fetched:
+        """What fetching would give, for rows of this shape that have no values."""
+        extra = shape[: len(shape) - len(self.lanes)]
+        values = jax.tree.map(lambda s: jax.ShapeDtypeStruct((*extra, *s.shape), s.dtype), spec)
+        masked = self.masks_on_host or reading().masked
+        return Fetched(values, jax.ShapeDtypeStruct(shape, np.bool_) if masked else None)
+
+    def _mask(self, keep: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
+        if not (self.masks_on_host or reading().masked):
+            return None
+        return np.ones(shape, np.bool_) if keep is None else keep.reshape(shape)
+
+
+class HostIndexed(HostNode[T_co], IndexedSource[T_co]):
+    """An indexed source that Python reads: by a batched read in NumPy, or element by element."""
+
+    def take_host(self, indices: np.ndarray) -> Any:
+        """The elements at these indices (one axis), stacked: a tree of fresh NumPy arrays."""
+        raise TypeError(f"{type(self).__name__} has no batched read")
+
+    @property
+    def quick(self) -> bool:
+        """Whether reading is one vectorised call in memory, not worth a worker."""
+        return True
+
+    def produce(self, rows: Rows) -> Taken:
+        """The elements of these rows (one axis), as Python has them."""
+        with reading().at(self.label, rows):
+            return Taken(None, self.take_host(rows.index), len(rows.index))
+
+    def sample(self) -> Any:
+        return first_element(self)
+
     def fetch(self, rows: Rows) -> Rows:
         if not self.host:
             return rows
-        values = self.take_host(rows.index.reshape(-1))
-        shape = rows.index.shape
-        return rows.replaced(
-            below=jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), values)
-        )
+        shape, spec = rows.index.shape, self.element_spec()
+        if isinstance(rows.index, jax.ShapeDtypeStruct):
+            specs = jax.tree.map(lambda s: jax.ShapeDtypeStruct((*shape, *s.shape), s.dtype), spec)
+            mask = self._promised(shape, ()).mask
+            return rows.replaced(below=Fetched(specs, mask))
+        flat = rows.reshape(-1)
+        taken = self.produce(flat).stack(Spec(spec), self.label, flat)
+        values = jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), taken.stacked)
+        return rows.replaced(below=Fetched(values, self._mask(taken.keep, shape)))
 
     def read(self, rows: Rows) -> tuple[T_co, Any]:
-        if rows.below is not None:
-            return rows.below, rows.valid
+        if rows.below is None and not self.host:
+            return IndexedSource.read(self, rows)
         return super().read(rows)
 
     def take(self, indices: Any) -> T_co:
-        shape, spec = indices.shape, Spec(self.element_spec())
-        reader = self.reader()
+        return self.read(self.route(rows_at(indices)))[0]
 
-        def call(indices: Any) -> Any:
-            flat = np.asarray(indices).reshape(-1)
-            values = reader(flat)
-            # Under vmap the callback gets all lanes at once.
-            return jax.tree.map(lambda x: x.reshape((*indices.shape, *x.shape[1:])), values)
 
-        result = jax.tree.map(
-            lambda s: jax.ShapeDtypeStruct((*shape, *s.shape), s.dtype), spec.tree
-        )
-        return jax.pure_callback(call, result, indices, vmap_method="expand_dims")
+def first_element(source: Any) -> Any:
+    """An element, to see what elements look like: the first that can be read."""
+    first: Exception | None = None
+    for index in range(min(_TRIES, len(source))):
+        try:
+            rows = source.route(host_rows_at(np.array([index])))
+            return source.produce(rows).elements()[0]
+        except Exception as error:
+            first = first or error
+    assert first is not None
+    message = str(first).strip().partition("\n")[0]
+    raise PipelineError(
+        f"{source.label} failed on its first elements: {type(first).__name__}: {message}"
+    ) from first

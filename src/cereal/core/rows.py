@@ -54,11 +54,15 @@ class Rows:
         axes = self.index.ndim
         return self.map(lambda x: x.reshape((*shape, *x.shape[axes:])))
 
+    def element_words(self, stage: int) -> tuple[Any, Any]:
+        """The two words of a random key per lane, for random stage number `stage`."""
+        high, low = key_for((self.key[0], self.key[1]), stage, STAGE)
+        which = self.index if self.draw is None else self.draw
+        return threefry((high, low), (self.epoch, which.astype(np.uint32)))
+
     def element_keys(self, stage: int) -> jax.Array:
         """One JAX random key per lane, for random stage number `stage`."""
-        high, low = key_for(self.key, stage, STAGE)
-        which = self.index if self.draw is None else self.draw
-        words = threefry((high, low), (self.epoch, which.astype(jnp.uint32)))
+        words = self.element_words(stage)
         return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl="threefry2x32")
 
 
@@ -67,6 +71,12 @@ def rows_at(indices: Any) -> Rows:
     indices = jnp.asarray(indices, jnp.int32)
     zeros = jnp.zeros(indices.shape, jnp.uint32)
     return Rows(jnp.zeros(2, jnp.uint32), zeros, indices, None)
+
+
+def host_rows_at(indices: np.ndarray, key: Any = None, epoch: int = 0) -> Rows:
+    """The same in NumPy."""
+    key = np.zeros(2, np.uint32) if key is None else key
+    return Rows(key, np.full(indices.shape, epoch, np.uint32), indices.astype(np.int64), None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from .errors import PipelineError
 from .execute import run_next
+from .host_program import fetched_in_program
 from .ordering import Order, as_order
 from .permutation import MAX_TRACED
 from .position import Remainder
@@ -161,6 +162,60 @@ class Positional(Source[T_co]):
         """The values of these rows, and their mask (None: all real)."""
 
     @property
+    def produces(self) -> bool:
+        """Whether Python can make its elements, so that host stages may follow."""
+        return False
+
+    @property
+    def masks_on_host(self) -> bool:
+        """Whether elements may be left out by what Python does."""
+        return False
+
+    def produce(self, rows: Rows) -> Any:
+        """What Python makes for routed rows (in NumPy): before batching a `Taken`, for rows of
+        one axis; after it (values, mask), for the rows of one batch."""
+        raise TypeError(f"{self.label} is made by compiled code")
+
+    def sample(self) -> Any:
+        """What `produce` gives, without the mask: one element, or one batch of it."""
+        raise TypeError(f"{self.label} is made by compiled code")
+
+    def passes(self, rows: Rows) -> Any:
+        """Of fetched rows, what `read` would only hand through; None: it computes."""
+        del rows
+        return None
+
+    @property
+    def quick(self) -> bool:
+        """Whether Python reads it in so little time that a worker would not pay."""
+        return True
+
+    @property
+    def ahead(self) -> int:
+        """How many elements the source asks to be read ahead; 0: it does not say."""
+        return 0
+
+    @property
+    def stream(self) -> Any:
+        """The iterators below, where elements come from something that only iterates."""
+        return None
+
+    @property
+    def unknown_length(self) -> bool:
+        """Whether an epoch ends when an iterator ends, and nobody knows when."""
+        return self.stream is not None and self.stream.length is None
+
+    @property
+    def bookmark(self) -> Any:
+        """What a state carries besides the position, at its beginning."""
+        return None
+
+    @property
+    def service(self) -> int | None:
+        """The number of who reads ahead for callbacks of programs."""
+        return None
+
+    @property
     def plan(self) -> Plan:
         """How this pipeline walks its data."""
         return Plan(self.order, self.length, self.lanes, self.remainder)
@@ -182,20 +237,30 @@ class Positional(Source[T_co]):
 
     def init_state(self, key: Any) -> PipelineState:
         """The state at the first element of epoch 0, for a JAX key or an integer."""
-        return start_state(key, self.fingerprint)
+        return start_state(key, self.fingerprint, self.bookmark)
 
     def step(self, state: PipelineState) -> tuple[T_co, Mask, PipelineState]:
         """`next` as it is traced: no compilation, no placement."""
-        rows, words = self.plan.rows_for(state.words, 1)
-        values, mask = self.read(self.route(rows)[0])
-        if mask is None:
-            mask = jnp.ones(self.lanes, jnp.bool_)
-        return values, mask, PipelineState(words, state.fingerprint)
+        return step_ending(self, state, None)
 
     def next(self, state: PipelineState) -> tuple[T_co, Mask, PipelineState]:
         """The next step's values, their mask, and the state after it; always compiled."""
         check_state(state, self.fingerprint)
         return run_next(self, state)
+
+
+def step_ending(
+    source: Positional[T_co], state: PipelineState, remainder: Remainder | None
+) -> tuple[T_co, Mask, PipelineState]:
+    """A step as it is traced; `remainder` is a rule for the end of an epoch other than its own."""
+    rows, words = source.plan.ending(remainder).rows_for(state.words, 1)
+    rows = source.route(rows)[0]
+    if source.host:
+        rows = fetched_in_program(source, rows, None if remainder else state.words)
+    values, mask = source.read(rows)
+    if mask is None:
+        mask = jnp.ones(source.lanes, jnp.bool_)
+    return values, mask, state.replaced(words)
 
 
 class IndexedSource(Positional[T_co]):

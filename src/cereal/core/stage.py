@@ -50,6 +50,8 @@ class Stage(Transform[A, B]):
     random: ClassVar[bool] = False
     changes_mask: ClassVar[bool] = False
     light: ClassVar[bool] = False
+    hands_through: ClassVar[bool] = False
+    """Whether it leaves values and mask as they are."""
 
     @abstractmethod
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:

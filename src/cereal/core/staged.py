@@ -75,6 +75,9 @@ class BatchStage(_StagedRows[T_co]):
     stage: Stage[Any, Any]
     spec: Spec = static_field()
 
+    def passes(self, rows: Rows) -> Any:
+        return self.source.passes(rows) if self.stage.hands_through else None
+
     def read(self, rows: Rows) -> tuple[T_co, Any]:
         values, mask = self.source.read(rows)
         seen = jnp.ones(self.lanes, jnp.bool_) if mask is None else mask

@@ -43,6 +43,11 @@ class PipelineState:
 
     words: jax.Array
     fingerprint: Fingerprint = static_field()
+    bookmark: Any = None  # of sources that only iterate: where to go on, quickly
+
+    def replaced(self, words: Any) -> PipelineState:
+        """The same at another position."""
+        return PipelineState(words, self.fingerprint, self.bookmark)
 
     @property
     def key(self) -> jax.Array:
@@ -112,13 +117,15 @@ def key_words(key: Any) -> Any:
     return words
 
 
-def start_state(key: Any, fingerprint: Fingerprint) -> PipelineState:
+def start_state(key: Any, fingerprint: Fingerprint, bookmark: Any = None) -> PipelineState:
     """The state at the first element of epoch 0."""
     words = key_words(key)
     if isinstance(words, np.ndarray):
         words = make_words((int(words[0]), int(words[1])), 0, 0)
-        return PipelineState(jnp.asarray(words), fingerprint)
-    return PipelineState(jnp.concatenate([words, jnp.zeros(3, jnp.uint32)]), fingerprint)
+        words = jnp.asarray(words)
+    else:
+        words = jnp.concatenate([words, jnp.zeros(3, jnp.uint32)])
+    return PipelineState(words, fingerprint, None if bookmark is None else jnp.asarray(bookmark))
 
 
 def check_state(state: Any, fingerprint: Fingerprint) -> None:

@@ -78,6 +78,26 @@ class PositionalWrapper(Wrapper[T_co], Positional[T_co]):
     def host(self) -> bool:
         return self.source.host
 
+    @property
+    def quick(self) -> bool:
+        return self.source.quick
+
+    @property
+    def ahead(self) -> int:
+        return self.source.ahead
+
+    @property
+    def stream(self) -> Any:
+        return self.source.stream
+
+    @property
+    def bookmark(self) -> Any:
+        return self.source.bookmark
+
+    @property
+    def masks_on_host(self) -> bool:
+        return self.source.masks_on_host
+
     def route(self, rows: Rows) -> Rows:
         return self.source.route(rows)
 

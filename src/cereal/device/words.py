@@ -50,6 +50,12 @@ class WordRows:
         return lax.optimization_barrier(rows)
 
 
+    def rows_on_host(self, indices: np.ndarray) -> np.ndarray:
+        """The same in NumPy."""
+        words = np.take(np.asarray(self.words), indices, axis=0)
+        return words.view(self.dtype).reshape(len(indices), *self.row_shape)
+
+
 def worth_packing(array: Any) -> bool:
     """Whether this array can be, and is better, stored as words."""
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):  # random keys

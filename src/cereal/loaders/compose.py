@@ -10,13 +10,18 @@ from ..core.errors import PipelineError, UsageError
 from ..core.pytree import is_pytree
 from ..core.source import Positional, Source
 from ..core.stage import Transform
+from ..core.taken import check_arrays
+from ..sources.dataset import as_source
+from ..transforms.host_filter import HostFilterTransform
+from ..transforms.host_map import HostMapTransform
+from ..transforms.host_random_map import HostRandomMapTransform
 
 
 def compose(pipeline: Any) -> Source[Any]:
     """The source that the stages make, each wrapped around the one before."""
     _refuse_class(pipeline, "the pipeline")
     if isinstance(pipeline, Source):
-        return checked_source(pipeline, "the pipeline")
+        return _of_arrays(checked_source(pipeline, "the pipeline"))
     if isinstance(pipeline, Transform):
         raise PipelineError(
             f"the pipeline is the transform {pipeline.label} and has no source; write "
@@ -33,6 +38,16 @@ def compose(pipeline: Any) -> Source[Any]:
     source = _first(pipeline[0])
     for position, stage in enumerate(pipeline[1:], start=1):
         source = _attach(source, stage, f"stage {position}")
+    return _of_arrays(source)
+
+
+def _of_arrays(source: Source[Any]) -> Source[Any]:
+    check_arrays(
+        source.element_spec(),
+        f"the last stage, {source.label}",
+        "turn it into arrays or numbers in a HostMapTransform, or in the `collate=` of a "
+        "BatchTransform",
+    )
     return source
 
 
@@ -58,9 +73,12 @@ def _first(stage: Any) -> Source[Any]:
     _refuse_class(stage, where)
     if isinstance(stage, Source):
         return checked_source(stage, where)
+    made = None if isinstance(stage, Transform) else as_source(stage)
+    if made is not None:
+        return made
     raise PipelineError(
-        f"{where} must be a source, got {_describe(stage)}; start the list with, for example, "
-        f"`ArraySampleSource(data)`."
+        f"{where} must be a source, arrays, or a dataset with `__len__` and `__getitem__`, got "
+        f"{_describe(stage)}; start the list with, for example, `ArraySampleSource(data)`."
     )
 
 
@@ -70,6 +88,7 @@ def _attach(source: Source[Any], stage: Any, where: str) -> Source[Any]:
         raise PipelineError(
             f"{where} is a second source, {stage.label}; a pipeline has one, at its beginning."
         )
+    stage = _as_host_stage(stage)
     if not callable(stage):
         raise PipelineError(
             f"{where} must be a transform or a function from source to source, got "
@@ -96,6 +115,24 @@ def _attach(source: Source[Any], stage: Any, where: str) -> Source[Any]:
     return checked_source(made, where)
 
 
+def _as_host_stage(stage: Any) -> Any:
+    """Objects with Grain's methods are the matching host stage."""
+    if isinstance(stage, Transform) or inspect.isfunction(stage) or inspect.ismethod(stage):
+        return stage
+    for name, make in _GRAIN.items():
+        method = getattr(stage, name, None)
+        if callable(method):
+            return make(method)
+    return stage
+
+
+_GRAIN = {
+    "random_map": HostRandomMapTransform,
+    "map": HostMapTransform,
+    "filter": HostFilterTransform,
+}
+
+
 def _refuse_class(stage: Any, where: str) -> None:
     if inspect.isclass(stage):
         raise PipelineError(
@@ -112,11 +149,14 @@ def _describe(value: Any) -> str:
 _TORCH = {
     "batch_size": "add `BatchTransform({value!r})` to the list of stages",
     "shuffle": 'write `ArraySampleSource(data, ordering="shuffle")`',
-    "num_workers": "leave it out: in-memory pipelines run compiled and need no workers",
+    "num_workers": "write `workers={value!r}`",
+    "prefetch_factor": "write `prefetch=`, a number of batches",
+    "persistent_workers": "leave it out: workers are threads, which start in microseconds",
+    "pin_memory": "leave it out: transfers are asynchronous by themselves",
     "drop_last": "write `BatchTransform(batch_size, drop_last={value!r})`",
-    "collate_fn": "use `MapTransform(fn)` after the BatchTransform",
+    "collate_fn": "write `BatchTransform(batch_size, collate=fn)`",
     "sampler": "write `ArraySampleSource(data, ordering=indices)`",
-    "dataset": "put the data into the list: `DataLoader([ArraySampleSource(data), ...])`",
+    "dataset": "put it into the list: `DataLoader([dataset, ...])`",
 }
 
 
@@ -131,5 +171,6 @@ def refuse_options(options: dict[str, Any]) -> None:
             f'`DataLoader([ArraySampleSource(data, ordering="shuffle"), BatchTransform(128)])`.'
         )
     raise UsageError(
-        f"DataLoader got an unknown option `{name}=`; it takes `pipeline`, a list of stages."
+        f"DataLoader got an unknown option `{name}=`; it takes `pipeline`, a list of stages, and "
+        f"`workers`, `prefetch`, `on_error` and `timeout` for what Python reads."
     )

@@ -19,7 +19,7 @@ from jax import lax
 from ..core.errors import UsageError
 from ..core.position import Remainder
 from ..core.rows import Rows
-from ..core.source import Positional, Source
+from ..core.source import Positional, Source, step_ending
 from ..core.state import PipelineState
 
 _MOST_LANES = 1 << 22
@@ -57,11 +57,14 @@ def scan_steps(
     `remainder` is a rule for the end of an epoch other than the pipeline's.
     """
     body = checked_body(body_fn)
-    if isinstance(source, Positional) and (remainder or not source.callbacks):
+    if isinstance(source, Positional) and not source.host and (remainder or not source.callbacks):
         return _scan_rows(source, state, carry, body, steps, unroll, remainder)
 
     def one(loop: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], Any]:
-        values, mask, state = source.step(loop[0])
+        if isinstance(source, Positional):
+            values, mask, state = step_ending(source, loop[0], remainder)
+        else:
+            values, mask, state = source.step(loop[0])
         carry, output = body(loop[1], values, mask)
         return (state, carry), output
 
@@ -128,7 +131,7 @@ def _scan_rows(
         pieces.append(outputs)
     outputs = jax.tree.map(lambda *parts: jnp.concatenate(parts), *pieces)
     outputs = pieces[0] if len(pieces) == 1 else outputs
-    return PipelineState(words, state.fingerprint), carry, outputs
+    return state.replaced(words), carry, outputs
 
 
 def chunk_steps(steps: int, most: int) -> int:

@@ -50,7 +50,7 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *, key: Any = 0) -
             f"`evaluate(DataLoader([source, BatchTransform(128)]), fn)`."
         )
     function = as_function(fn, "evaluate")
-    source, state = loader.source, loader.init_state(key)
+    source, state = loader.running, loader.init_state(key)
     remainder: Remainder | None = None
     steps = loader.steps_per_epoch
     if isinstance(source, Positional):

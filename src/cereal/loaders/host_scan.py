@@ -1,29 +1,33 @@
-"""A scan over a pipeline whose data is on the host: chunks of batches, fetched ahead.
+"""A scan over a pipeline with a host part: chunks of batches, read ahead by workers.
 
-    fetch 64 MB of batches  ->  one compiled scan over them     JAX returns before it has run,
-    fetch the next 64 MB    ->  ...                             so fetching goes on meanwhile
+    workers   read chunk 1   read chunk 2     read chunk 3
+    device                   scan chunk 1     scan chunk 2     one compiled program a chunk
 
-No callback, and the same batches as everywhere.
+No callback, and the same batches as everywhere. JAX returns before a chunk has run, so the next one
+is taken and moved over meanwhile; two are on their way at most.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ..core.execute import routed_rows
-from ..core.position import Remainder
-from ..core.source import Positional
-from ..core.state import PipelineState
+from ..core.execute import stripped
+from ..core.position import Remainder, starts
+from ..core.state import PipelineState, host_words, make_words
 from .epoch_scan import chunk_steps
-from .read_ahead import MOST_BYTES
+
+MOST_BYTES = 64 * 2**20
+MOST_STEPS = 16
 
 
 def scan_host(
-    source: Positional[Any],
+    source: Any,
     state: PipelineState,
     carry: Any,
     program: Callable[[Any, Any, Any], tuple[Any, Any]],
@@ -32,15 +36,46 @@ def scan_host(
 ) -> tuple[Any, Any, Any]:
     """Runs `program(source, rows, carry)` over the rows of the next `steps` steps."""
     size = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(source.element_spec()))
-    chunk = chunk_steps(steps, max(1, MOST_BYTES // max(size, 1)))
-    words, pieces, left = state.words, [], steps
-    outputs: Any = None
-    while left or not pieces:
-        count = min(chunk, left)
-        rows, words = routed_rows(source, words, count, remainder)
-        carry, outputs = program(source, source.fetch(rows), carry)
+    chunk = chunk_steps(steps, max(1, min(MOST_STEPS, MOST_BYTES // max(size, 1))))
+    whole, rest = divmod(steps, chunk)
+    key0, key1, epoch, offset = host_words(state)
+    arithmetic = source.plan.ending(remainder).arithmetic
+
+    def words_after(count: int) -> Any:
+        at = starts(np, epoch, offset, count, **arithmetic)
+        return jnp.asarray(make_words((key0, key1), int(at[0]), int(at[1])))
+
+    light, pieces, running = stripped(source), [], deque()
+    readers = source.readers
+    for count, size_of_one in ((whole, chunk), (1 if rest else 0, rest)):
+        if not count:
+            continue
+        begin = words_after(0 if size_of_one == chunk and whole else whole * chunk)
+        prefetch = max(1, -(-readers.prefetch // size_of_one))
+        track = readers.track(
+            begin, count, remainder=remainder, steps_at_once=size_of_one, prefetch=prefetch
+        )
+        try:
+            track.start()
+            for _ in range(count):
+                carry, outputs = program(light, track.take(), carry)
+                pieces.append(outputs)
+                running.append((carry, outputs))
+                if len(running) > 2:
+                    jax.block_until_ready(running.popleft())
+        finally:
+            track.close()
+    if not pieces:
+        rows = jax.tree.map(lambda x: x[:0], source.fetch(_rows_of(source, state)))
+        carry, outputs = program(light, rows, carry)
         pieces.append(outputs)
-        left -= count
+    outputs = pieces[0]
     if len(pieces) > 1:
         outputs = jax.tree.map(lambda *parts: jnp.concatenate(parts), *pieces)
-    return PipelineState(words, state.fingerprint), carry, outputs
+    return state.replaced(words_after(steps)), carry, outputs
+
+
+def _rows_of(source: Any, state: PipelineState) -> Any:
+    """The rows of one step, as a chunk."""
+    rows, _ = source.plan.rows_for(np.asarray(state.words), 1)
+    return source.route(rows)

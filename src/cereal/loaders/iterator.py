@@ -22,7 +22,6 @@ from ..core.position import starts, steps_left
 from ..core.source import Mask, Positional, Source
 from ..core.state import PipelineState, check_state, host_words, make_words
 from ..monitor.progress import progress_bar
-from .host_reader import HostReader
 from .read_ahead import LEAST_CALLS, batches_per_call, read_many
 
 T = TypeVar("T")
@@ -55,6 +54,7 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
         """Before a batch is made: ends the iteration if there is none left."""
         if self._left is not None and self._left <= 0:
             self._bar.close()
+            self.close()
             raise StopIteration
 
     def _count_one(self) -> None:
@@ -62,6 +62,15 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
         if self._left is not None:
             self._left -= 1
         self._bar.update()
+
+    def close(self) -> None:
+        """Ends reading ahead; leaving the iterator alone does the same."""
+
+    def __enter__(self) -> BatchIterator[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __length_hint__(self) -> int:
         return 0 if self._left is None else self._left
@@ -103,14 +112,13 @@ class PositionalIterator(BatchIterator[T]):
         self._words = jnp.asarray(make_words(self._key, epoch, offset))
         self._handed = self._issued = 0
         self._ready: deque[tuple[Any, Any]] = deque()
-        self._reader = HostReader(self._source, self._words) if self._source.host else None
 
     def _plan_calls(self) -> None:
         """Decides how many batches a call makes: many if there are many to come.
 
         With user functions it is one, until a batch was seen to be cheap.
         """
-        self._many = 1 if self._reader else batches_per_call(self._source)
+        self._many = batches_per_call(self._source)
         if self._left is not None and self._left < LEAST_CALLS * self._many:
             self._many = 1
         self._count = self._many if self._source.light else 1
@@ -128,9 +136,11 @@ class PositionalIterator(BatchIterator[T]):
         pair = ready.popleft()
         self._count_one()
         self._handed += 1
-        # What Python reads may fail, and must not take the batch at hand with it.
-        if self._reader is None and len(ready) <= self._count >> 1:
+        if len(ready) <= self._count >> 1:
             self._issue()
+        return self._with_living_mask(pair)
+
+    def _with_living_mask(self, pair: tuple[T, Mask]) -> tuple[T, Mask]:
         if pair[1].is_deleted():  # full batches share their mask, and it was donated
             self._full_mask = _full_mask(self._source.lanes, self._source.placement)
             return pair[0], self._full_mask
@@ -147,10 +157,7 @@ class PositionalIterator(BatchIterator[T]):
             # Batches past the end are made in vain: better than many single calls, up to a half.
             count = self._count if left * 2 > self._count else 1
         begin = time.perf_counter()
-        if self._reader is not None:
-            pairs = [self._reader.read()]
-        else:
-            pairs, self._words = read_many(self._source, self._words, count)
+        pairs, self._words = read_many(self._source, self._words, count)
         if self._issued == 1 and self._count < self._many:  # the first call may have compiled
             jax.block_until_ready(pairs)
             cheap = time.perf_counter() - begin < _WORTH_READING_AHEAD

@@ -5,31 +5,38 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.callback import raising
+from ..core.callback import raise_kept, raising
 from ..core.capture import eager, is_concrete, resolve, staging
 from ..core.errors import PipelineError, UsageError
+from ..core.execute import read_rows
+from ..core.host_data import identity_on_host
 from ..core.numbers import as_whole
 from ..core.position import starts
 from ..core.pytree import sealed_pytree_dataclass, set_fields
+from ..core.rows import host_rows_at
 from ..core.source import Mask, Positional, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
 from ..monitor.drawing import draw, summary
 from .compose import compose, refuse_options
 from .epoch_scan import check_body, scan_steps
+from .host_iterator import HostIterator
 from .host_scan import scan_host
 from .iterator import BatchIterator, PositionalIterator, StreamIterator
 from .next_batch import NextBatch
 from .programs import Programs
+from .workers.options import check_options
+from .workers.seam import Seam, make_seam
 
 T = TypeVar("T")
 Carry = TypeVar("Carry")
+OnErrorOption = Literal["raise", "skip"] | Callable[[Exception], Any]
 
 
 @sealed_pytree_dataclass
@@ -57,15 +64,48 @@ class DataLoader(Generic[T]):
     (4, 8, 8) 2
     """
 
-    source: Source[T]
+    running: Source[T]  # the pipeline, and who reads its host part
 
     @overload
-    def __init__(self, pipeline: Source[T]) -> None: ...
+    def __init__(
+        self,
+        pipeline: Source[T],
+        *,
+        workers: int | None = None,
+        prefetch: int | None = None,
+        on_error: OnErrorOption = "raise",
+        timeout: float | None = None,
+    ) -> None: ...
     @overload
-    def __init__(self, pipeline: Sequence[Any]) -> None: ...
-    def __init__(self, pipeline: Any = None, **options: Any) -> None:
+    def __init__(
+        self,
+        pipeline: Sequence[Any],
+        *,
+        workers: int | None = None,
+        prefetch: int | None = None,
+        on_error: OnErrorOption = "raise",
+        timeout: float | None = None,
+    ) -> None: ...
+    def __init__(
+        self,
+        pipeline: Any = None,
+        *,
+        workers: int | None = None,
+        prefetch: int | None = None,
+        on_error: OnErrorOption = "raise",
+        timeout: float | None = None,
+        **options: Any,
+    ) -> None:
         refuse_options(options)
-        set_fields(self, source=compose(pipeline))
+        chosen = check_options(workers, prefetch, on_error, timeout)
+        source = compose(pipeline)
+        host = isinstance(source, Positional) and source.host
+        set_fields(self, running=make_seam(source, chosen) if host else source)
+
+    @property
+    def source(self) -> Source[T]:
+        """The pipeline: a source with the stages around it."""
+        return self.running.source if isinstance(self.running, Seam) else self.running
 
     # One step
 
@@ -85,7 +125,7 @@ class DataLoader(Generic[T]):
         >>> batch.tolist(), state
         ([0, 1, 2, 3], PipelineState(key=(0, 0), epoch=0, offset=4))
         """
-        return NextBatch(self.source)
+        return NextBatch(self.running)
 
     # Many steps
 
@@ -112,11 +152,13 @@ class DataLoader(Generic[T]):
                 "`iterate` is a Python loop and cannot run inside a traced function; there write "
                 "`loader.scan_epoch(state, carry, body_fn)` or `loader.next_batch(state)`."
             )
-        if isinstance(self.source, Positional):
-            check_state(state, self.source.fingerprint)
-            if not self.source.callbacks:
-                return PositionalIterator(self.source, state, steps, epochs, progress)
-        return StreamIterator(self.source, state, steps, epochs, progress)
+        source = self.running
+        if isinstance(source, Positional):
+            check_state(state, source.fingerprint)
+            if not source.callbacks:
+                kind = HostIterator if source.host else PositionalIterator
+                return kind(source, state, steps, epochs, progress)
+        return StreamIterator(source, state, steps, epochs, progress)
 
     def scan_epoch(
         self,
@@ -144,7 +186,9 @@ class DataLoader(Generic[T]):
         if isinstance(self.source, Positional):
             check_state(state, self.source.fingerprint)
         steps = self.steps_per_epoch if steps is None else steps
-        source = resolve(self.source, state)
+        source = resolve(self.running, state)
+        if isinstance(source, Positional) and source.host:
+            raise_kept((identity_on_host(source),))
         if staging():
             check_body(body_fn)
             with raising(source.callbacks):
@@ -216,6 +260,12 @@ class DataLoader(Generic[T]):
     @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch that starts at its beginning."""
+        if isinstance(self.source, Positional) and self.source.unknown_length:
+            raise UsageError(
+                "how many batches an epoch has is not known: the data only iterates. Pass "
+                "`IterableSource(make_iterator, length=...)`, or `steps=` to `scan_epoch`; "
+                "`iterate` ends with the data."
+            )
         return self.source.steps_per_epoch
 
     def element_spec(self) -> Any:
@@ -236,7 +286,58 @@ class DataLoader(Generic[T]):
         )
 
     def __repr__(self) -> str:
-        return f"DataLoader: {summary(self.source)}\n{draw(self.source)}"
+        return f"DataLoader: {summary(self.source)}\n{draw(self.source, self._reading())}"
+
+    def _reading(self) -> str:
+        if not isinstance(self.running, Seam):
+            return ""
+        readers = self.running.readers
+        if not readers.threads:
+            return "read by the caller"
+        threads = "1 thread" if readers.threads == 1 else f"{readers.threads} threads"
+        return f"read by {threads}, {readers.prefetch} batches ahead"
+
+    # The host part
+
+    @property
+    def skipped(self) -> int:
+        """How many elements were left out because of errors, under `on_error`."""
+        return self.running.readers.skipped if isinstance(self.running, Seam) else 0
+
+    def read_element(self, index: int, *, key: Any = 0, epoch: int = 0) -> Any:
+        """The element of an index as it is before batching, read by the caller; for debugging.
+
+        >>> import cereal
+        >>> loader = cereal.DataLoader([["a", "bb"], cereal.HostMapTransform(len)])
+        >>> loader.read_element(1)
+        2
+        """
+        source = self._positional("read_element")
+        while source.lanes:
+            assert source.inner is not None
+            source = source.inner  # type: ignore[assignment]
+        whole = as_whole(index)
+        if whole is None or not 0 <= whole < len(source):  # type: ignore[arg-type]
+            raise UsageError(
+                f"`index` must be an integer from 0 to {len(source) - 1}, got {index!r}."  # type: ignore[arg-type]
+            )
+        words = np.asarray(key_words(key))
+        rows = source.route(host_rows_at(np.array([whole]), words, epoch)).replaced(key=words)
+        if source.produces:
+            return source.produce(rows).elements()[0]
+        values, _ = read_rows(source, rows, masked=False)
+        return jax.tree.map(lambda x: x[0], values)
+
+    def close(self) -> None:
+        """Ends the threads that read ahead; they start again when the loader is used."""
+        if isinstance(self.running, Seam):
+            self.running.readers.close()
+
+    def __enter__(self) -> DataLoader[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __getattr__(self, name: str) -> Any:
         if name == "next":
@@ -244,7 +345,7 @@ class DataLoader(Generic[T]):
         raise AttributeError(f"DataLoader has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"source": self.source}
+        return {"running": self.running}
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

@@ -16,20 +16,34 @@ def stages_of(source: Source[Any]) -> list[Source[Any]]:
     return chain[::-1]
 
 
-def draw(source: Source[Any]) -> str:
-    """One line per stage, with what comes out of it.
+def draw(source: Source[Any], reading: str = "") -> str:
+    """One line per stage, with what comes out of it; `reading` says who reads the host part.
 
     ArraySampleSource(ordering=shuffle)  {image: uint8[8,8], label: int32[]}
     └─ BatchTransform(32)                {image: uint8[32,8,8], label: int32[32]}
     """
-    rows = [(stage.label, format_spec(stage.element_spec())) for stage in stages_of(source)]
+    stages = stages_of(source)
+    rows = [(stage.label, format_spec(stage.element_spec())) for stage in stages]
     labels = [f"{'   ' * max(i - 1, 0)}{'└─ ' if i else ''}{row[0]}" for i, row in enumerate(rows)]
     width = max(map(len, labels))
-    return "\n".join(f"{label:{width}}  {row[1]}" for label, row in zip(labels, rows, strict=True))
+    lines = [f"{label:{width}}  {row[1]}" for label, row in zip(labels, rows, strict=True)]
+    if reading:
+        lines.insert(_on_host(stages), f"~~~~ host above, {reading}; compiled below ~~~~")
+    return "\n".join(lines)
+
+
+def _on_host(stages: list[Source[Any]]) -> int:
+    """How many of the stages Python runs."""
+    count = len(stages)
+    while count and not (isinstance(s := stages[count - 1], Positional) and s.produces):
+        count -= 1
+    return count
 
 
 def summary(source: Source[Any]) -> str:
     """How long an epoch is."""
+    if isinstance(source, Positional) and source.unknown_length:
+        return "as many elements as it gives"
     steps = source.steps_per_epoch
     if isinstance(source, Positional):
         return f"{source.length:,} elements, {steps:,} steps an epoch"

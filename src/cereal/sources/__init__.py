@@ -1,7 +1,12 @@
 """WHAT: one file per place that data can come from, and per way to combine sources."""
 
 from .array import ArraySampleSource as ArraySampleSource
+from .array_files import save_arrays as save_arrays
 from .concat import ConcatSource as ConcatSource
+from .dataset import DatasetSource as DatasetSource
+from .disk import DiskSampleSource as DiskSampleSource
+from .iterable import IterableSource as IterableSource
+from .memmap import MemmapSource as MemmapSource
 from .mix import MixSource as MixSource
 from .range import RangeSource as RangeSource
 from .repeat import RepeatSource as RepeatSource

@@ -10,8 +10,11 @@ import numpy as np
 from ..core.errors import PipelineError
 from ..core.ordering import Order, as_order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.host import first_element
+from ..core.rows import Rows
 from ..core.source import IndexedSource
 from ..core.spec import is_array_like, spec_of
+from ..core.taken import Taken
 from ..device.gather import take_rows
 from ..device.storage import settle
 from ..device.words import WordRows
@@ -70,6 +73,19 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
         specs = jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), self.data, is_leaf=_is_rows)
         return with_index(specs, index, self.index_key)
 
+    @property
+    def produces(self) -> bool:
+        return True
+
+    def produce(self, rows: Rows) -> Taken:
+        """The rows in NumPy: on the CPU the arrays are looked into, of others a copy is kept."""
+        values = jax.tree.map(lambda leaf: _rows_on_host(leaf, rows.index), self.data, is_leaf=_is_rows)
+        index = rows.index.astype(np.int32)
+        return Taken(None, with_index(values, index, self.index_key), len(rows.index))
+
+    def sample(self) -> Any:
+        return first_element(self)
+
     def take(self, indices: jax.Array) -> T:
         values = jax.tree.map(lambda leaf: take_rows(leaf, indices), self.data, is_leaf=_is_rows)
         return with_index(values, indices, self.index_key)
@@ -77,6 +93,12 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
 
 def _is_rows(leaf: Any) -> bool:
     return isinstance(leaf, WordRows)
+
+
+def _rows_on_host(leaf: Any, indices: np.ndarray) -> np.ndarray:
+    if isinstance(leaf, WordRows):
+        return leaf.rows_on_host(indices)
+    return np.take(np.asarray(leaf), indices, axis=0)
 
 
 def one_length(data: Any, owner: str, *, files: bool = False) -> int:
@@ -89,8 +111,8 @@ def one_length(data: Any, owner: str, *, files: bool = False) -> int:
         name = "`data" + jax.tree_util.keystr(path) + "`"
         if isinstance(leaf, np.memmap) and not files:
             raise PipelineError(
-                f"{owner}: {name} is a file mapped into memory; write `np.array(...)` around it "
-                f"to load it into memory."
+                f"{owner}: {name} is a file mapped into memory; write `MemmapSource(data)` to read "
+                f"it there, or `np.array(...)` around it to load it into memory."
             )
         if isinstance(leaf, bool | int | float | complex) or not is_array_like(leaf):
             raise PipelineError(

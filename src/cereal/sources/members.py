@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from ..core.host import first_element
 from ..core.source import IndexedSource
 
 T_co = TypeVar("T_co", covariant=True)
@@ -50,6 +51,25 @@ class OverMembers(IndexedSource[T_co]):
     @property
     def host(self) -> bool:
         return any(member.host for member in self.members)
+
+    @property
+    def produces(self) -> bool:
+        return all(member.produces for member in self.members)
+
+    @property
+    def quick(self) -> bool:
+        return all(member.quick for member in self.members)
+
+    @property
+    def ahead(self) -> int:
+        return max(member.ahead for member in self.members)
+
+    @property
+    def masks_on_host(self) -> bool:
+        return any(member.masks_on_host for member in self.members)
+
+    def sample(self) -> Any:
+        return first_element(self)
 
     @property
     def light(self) -> bool:

@@ -7,12 +7,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
 from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.host import first_element
+from ..core.rows import Rows
 from ..core.source import IndexedSource
+from ..core.taken import Taken
 from .index_key import check_index_key, with_index
 
 
@@ -73,6 +77,19 @@ class RangeSource(IndexedSource[jax.Array]):
     @property
     def label(self) -> str:
         return f"RangeSource({self.start}, {self.stop}, ordering={self.order.name})"
+
+    @property
+    def produces(self) -> bool:
+        return True
+
+    def produce(self, rows: Rows) -> Taken:
+        values = (rows.index + self.start).astype(np.int32)
+        if self.index_key is not None:
+            return Taken(None, {"value": values, self.index_key: rows.index.astype(np.int32)}, len(values))
+        return Taken(None, values, len(values))
+
+    def sample(self) -> Any:
+        return first_element(self)
 
     def element_spec(self) -> Any:
         spec = jax.ShapeDtypeStruct((), jnp.int32)

@@ -16,6 +16,7 @@ from ..core.route import Route, Run
 from ..core.rows import Rows, rows_at
 from ..core.source import IndexedSource, Positional, Source
 from ..core.spec import Spec
+from ..core.taken import Taken
 from .members import OverMembers
 from .store import Store, make_store
 
@@ -65,6 +66,10 @@ class Routed(OverMembers[T_co]):
         return self.path.spans is not None and super().once
 
     @property
+    def masks_on_host(self) -> bool:
+        return self.path.masks or super().masks_on_host
+
+    @property
     def walk(self) -> str:
         return f"{self.order.name} of {self.path.name}" if self.path.name else self.order.name
 
@@ -73,6 +78,15 @@ class Routed(OverMembers[T_co]):
 
     def fetch(self, rows: Rows) -> Rows:
         return rows.replaced(below=self.store.fetch(rows.below))
+
+    def produce(self, rows: Rows) -> Taken:
+        taken = self.store.produce(rows.below.replaced(key=rows.key))
+        if self.path.masks and rows.below.valid is not None:
+            taken.keep = rows.below.valid if taken.keep is None else taken.keep & rows.below.valid
+        return taken
+
+    def passes(self, rows: Rows) -> Any:
+        return None if self.path.masks else self.store.passes(rows.below)
 
     def read(self, rows: Rows) -> tuple[T_co, Any]:
         rows = self.route(rows) if rows.below is None else rows

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -27,10 +26,12 @@ from ..core.host import HostIndexed
 from ..core.ordering import Sequential
 from ..core.permutation import MAX_TRACED
 from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.reading import reading
 from ..core.rows import Rows, rows_at
 from ..core.source import IndexedSource
 from ..core.spec import Spec
 from ..core.staged import ElementStage
+from ..core.taken import Taken
 from ..core.threefry import PART, key_for
 from .array import ArraySampleSource
 from .members import OverMembers
@@ -89,10 +90,21 @@ class Store(OverMembers[Any]):
             found = _select(here, (values, mask), found)
         return found
 
+    def produce(self, rows: Rows) -> Taken:
+        each = [
+            (base, below.replaced(key=self._key(rows.key, number)))
+            for number, (base, below) in enumerate(zip(self.bases, rows.below, strict=True))
+        ]
+        return produce_each(each, self.starts, rows.index)
+
+    def passes(self, rows: Rows) -> Any:
+        return self.bases[0].passes(rows.below[0]) if len(self.bases) == 1 else None
+
     def _key(self, key: Any, number: int) -> Any:
         if len(self.bases) == 1 or self.random_stages == 0:
             return key
-        return jnp.stack(key_for((key[0], key[1]), number, PART))
+        xp = np if isinstance(key, np.ndarray) else jnp
+        return xp.stack(key_for((key[0], key[1]), number, PART))
 
     def _each(self, rows: Rows) -> list[tuple[Any, Rows]]:
         """Each base with its rows; those of others become rows of its own, to be thrown away."""
@@ -136,30 +148,50 @@ class HostBases(OverMembers[Any], HostIndexed[Any]):
     def element_spec(self) -> Any:
         return self.bases[0].element_spec()
 
-    def take_host(self, indices: np.ndarray) -> Any:
-        return _take_each([base.take_host for base in self.bases], self.starts, indices)
+    def produce(self, rows: Rows) -> Taken:
+        random = self.random_stages > 0
+        each = []
+        for number, (base, start) in enumerate(zip(self.bases, self.starts, strict=True)):
+            index = np.clip(rows.index - start, 0, len(base) - 1)
+            key = np.stack(key_for((rows.key[0], rows.key[1]), number, PART)) if random else rows.key
+            each.append((base, base.route(rows.replaced(index=index, key=key)).replaced(key=key)))
+        return produce_each(each, self.starts, rows.index)
 
-    def reader(self) -> Any:
-        readers, starts = [base.reader() for base in self.bases], self.starts
-        return lambda indices: _take_each(readers, starts, indices)
 
-
-def _take_each(readers: Sequence[Any], starts: tuple[int, ...], indices: np.ndarray) -> Any:
-    owner = np.searchsorted(np.asarray(starts), indices, side="right") - 1
-    out: Any = None
+def produce_each(
+    each: Sequence[tuple[Any, Rows]], starts: tuple[int, ...], index: np.ndarray
+) -> Taken:
+    """Each source produces its own of these rows; together again, in the order of the rows."""
+    if len(each) == 1:
+        return each[0][0].produce(each[0][1])
+    owner = np.searchsorted(np.asarray(starts), index, side="right") - 1
+    found = []
     for number in np.unique(owner):
+        base, rows = each[number]
         lanes = np.flatnonzero(owner == number)
-        values = readers[number](indices[lanes] - starts[number])
-        if len(lanes) == len(indices):
-            return values
-        if out is None:
-            out = jax.tree.map(partial(_room_for, len(indices)), values)
-        jax.tree.map(lambda to, x, at=lanes: to.__setitem__(at, x), out, values)
-    return out
+        if len(lanes) == len(index):
+            return base.produce(rows)
+        found.append((lanes, base.produce(rows[lanes])))
+    keep = None
+    if any(taken.keep is not None for _, taken in found):
+        keep = np.ones(len(index), np.bool_)
+        for lanes, taken in found:
+            keep[lanes] = True if taken.keep is None else taken.keep
+    if any(taken.is_listed for _, taken in found):
+        listed: list[Any] = [None] * len(index)
+        for lanes, taken in found:
+            for lane, value in zip(lanes, taken.elements(), strict=True):
+                listed[lane] = value
+        return Taken(listed, keep=keep)
 
+    def joined(*columns: np.ndarray) -> np.ndarray:
+        out = reading().empty((len(index), *columns[0].shape[1:]), columns[0].dtype)
+        for (lanes, _), column in zip(found, columns, strict=True):
+            out[lanes] = column
+        return out
 
-def _room_for(size: int, like: np.ndarray) -> np.ndarray:
-    return np.empty((size, *like.shape[1:]), like.dtype)
+    stacked = jax.tree.map(joined, *(taken.stacked for _, taken in found))
+    return Taken(None, stacked, len(index), keep)
 
 
 def make_store(bases: Sequence[IndexedSource[Any]]) -> tuple[Store, list[int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax
 import numpy as np
 
 from ..core.errors import PipelineError
-from ..core.host import HostData, HostIndexed, living
+from ..core.host import HostIndexed
 from ..core.numbers import as_whole
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
@@ -21,6 +20,7 @@ from ..core.spec import Spec, spec_of
 from ..device.gather import take_windows
 from ..device.storage import place_array
 from .array import one_length
+from .mapped import MappedArrays
 from .routed import Routed, adopt
 from .slice import SliceSource, make_slice, part_of
 
@@ -135,17 +135,9 @@ class WindowSource(HostIndexed[Any]):
     def take_host(self, indices: np.ndarray) -> Any:
         return self.data.windows(indices, self.stride, self.context, self.predict)
 
-    def reader(self) -> Any:
-        number, cut = self.data.number, (self.stride, self.context, self.predict)
-        return lambda indices: living(number).windows(indices, *cut)
 
-
-class _Files(HostData):
+class _Files(MappedArrays):
     """Arrays in files, read window by window."""
-
-    def __init__(self, tree: Any) -> None:
-        super().__init__()
-        self.tree = jax.tree.map(_own, tree)
 
     def windows(self, indices: np.ndarray, stride: int, context: int, predict: int) -> Any:
         starts = indices.astype(np.int64) * stride
@@ -154,31 +146,6 @@ class _Files(HostData):
             return _canonical(_all_windows(np.asarray(leaf), context + predict)[starts])
 
         return _parted(jax.tree.map(cut, self.tree), context, predict, axis=1)
-
-    def digest_of(self) -> Any:
-        return jax.tree.map(_file_digest, self.tree)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Files, (self.tree,)
-
-
-def _own(leaf: Any) -> Any:
-    """A mapped file as it is; of an array beside it a copy, which nobody else writes into."""
-    return leaf if isinstance(leaf, np.memmap) else np.array(leaf)
-
-
-def _file_digest(leaf: Any) -> Any:
-    """A file by its name, size and time, and the place of the array in it; else the values."""
-    root = leaf
-    while isinstance(getattr(root, "base", None), np.memmap):
-        root = root.base
-    path = getattr(root, "filename", None)
-    if path is None or not os.path.exists(path):
-        return np.asarray(leaf)
-    status = os.stat(path)
-    place = leaf.__array_interface__["data"][0] - root.__array_interface__["data"][0] + root.offset
-    shape = [leaf.shape, leaf.strides, str(leaf.dtype)]
-    return [os.path.abspath(path), status.st_size, status.st_mtime_ns, place, *shape]
 
 
 def _all_windows(array: np.ndarray, length: int) -> np.ndarray:

@@ -7,12 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.ordering import Order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows, rows_at
 from ..core.source import Source
+from ..core.taken import Taken
 from ..core.threefry import PART, key_for
 from .members import OverMembers
 from .routed import check_part, count_of, inherited
@@ -91,6 +93,20 @@ class ZipSource(OverMembers[Any]):
     def fetch(self, rows: Rows) -> Rows:
         pairs = zip(self.sources, rows.below, strict=True)
         return rows.replaced(below=tuple(source.fetch(each) for source, each in pairs))
+
+    def produce(self, rows: Rows) -> Taken:
+        found = []
+        for number, (source, lanes) in enumerate(zip(self.sources, rows.below, strict=True)):
+            key = rows.key
+            if self.random_stages:
+                key = np.stack(key_for((key[0], key[1]), number, PART))
+            found.append(source.produce(lanes.replaced(key=key)))
+        keeps = [taken.keep for taken in found if taken.keep is not None]
+        keep = np.logical_and.reduce(keeps) if keeps else None
+        if any(taken.is_listed for taken in found):
+            each = zip(*(taken.elements() for taken in found), strict=True)
+            return Taken([self._tree(list(parts)) for parts in each], keep=keep)
+        return Taken(None, self._tree([taken.stacked for taken in found]), found[0].n, keep)
 
     def read(self, rows: Rows) -> tuple[Any, Any]:
         rows = self.route(rows) if rows.below is None else rows

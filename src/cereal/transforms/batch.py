@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..core.errors import PipelineError
+from ..core.host_stage import as_host_function, check_before
 from ..core.execute import run_next
 from ..core.numbers import as_whole
 from ..core.position import Remainder, steps_in
@@ -17,7 +20,9 @@ from ..core.rows import Rows
 from ..core.source import Mask, Positional, Source
 from ..core.spec import Spec
 from ..core.stage import Transform
+from ..core.taken import check_arrays, leaves_of, spec_of_element
 from ..core.wrapper import PositionalWrapper, Wrapper
+from .collated import CollatedBatches, collate_as_arrays
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -44,9 +49,15 @@ class BatchTransform(Transform[Any, Any]):
     batch_size: int = static_field()
     drop_last: bool = static_field(default=False)
     pad_last_batch: bool = static_field(default=False)
+    collate: Any = None
 
     def __init__(
-        self, batch_size: int, *, drop_last: bool = False, pad_last_batch: bool = False
+        self,
+        batch_size: int,
+        *,
+        drop_last: bool = False,
+        pad_last_batch: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         size = as_whole(batch_size)
         if size is None or size < 1:
@@ -59,7 +70,11 @@ class BatchTransform(Transform[Any, Any]):
                 "other; pass one of them, or neither to wrap into the next epoch."
             )
         set_fields(
-            self, batch_size=size, drop_last=bool(drop_last), pad_last_batch=bool(pad_last_batch)
+            self,
+            batch_size=size,
+            drop_last=bool(drop_last),
+            pad_last_batch=bool(pad_last_batch),
+            collate=None if collate is None else as_host_function(collate, "BatchTransform", "")[0],
         )
 
     @property
@@ -70,7 +85,8 @@ class BatchTransform(Transform[Any, Any]):
     @property
     def label(self) -> str:
         rule = {"drop": ", drop_last=True", "pad": ", pad_last_batch=True", "wrap": ""}
-        return f"BatchTransform({self.batch_size}{rule[self.remainder]})"
+        collate = "" if self.collate is None else f", collate={self.collate.name}"
+        return f"BatchTransform({self.batch_size}{rule[self.remainder]}{collate})"
 
     def __call__(self, source: Source[T]) -> Source[T]:
         if not isinstance(source, Source):
@@ -88,6 +104,14 @@ class BatchTransform(Transform[Any, Any]):
                 f"{self.label} comes after a DevicePutTransform with a sharding, which lays out "
                 f"batches; put the DevicePutTransform after the BatchTransform."
             )
+        if self.collate is not None:
+            return self._collated(source)
+        check_arrays(
+            source.element_spec(),
+            self.label,
+            "turn it into one in a HostMapTransform before, or pass `collate=`, a function from a "
+            "list of elements to a batch of arrays",
+        )
         spec = Spec(source.element_spec()).batched(self.batch_size)
         if not isinstance(source, Positional):
             if self.drop_last:
@@ -97,6 +121,42 @@ class BatchTransform(Transform[Any, Any]):
         if batched.remainder == "drop":
             _check_fits(batched.lanes, source.length)
         return batched
+
+
+    def _collated(self, source: Source[Any]) -> Source[Any]:
+        check_before(source, self.label)
+        assert isinstance(source, Positional)
+        if source.lanes:
+            raise PipelineError(
+                f"{self.label} collates elements, but comes after {source.label}; collate in the "
+                f"first BatchTransform."
+            )
+        sample = collate_as_arrays(self, [source.sample()] * self.batch_size, None)
+        spec = Spec(spec_of_element(sample))
+        for path, leaf in jax.tree_util.tree_flatten_with_path(spec.tree)[0]:
+            if leaf.shape[:1] != (self.batch_size,):
+                raise PipelineError(
+                    f"{self.label}: `collate` was given {self.batch_size} elements and returned "
+                    f"`batch{jax.tree_util.keystr(path)}` of shape {leaf.shape}; the first axis "
+                    f"of every array must be {self.batch_size}."
+                )
+        batched = CollatedBatches(source, self, spec)
+        if self.drop_last:
+            _check_fits(batched.lanes, source.length)
+        return batched
+
+
+def _repeated(tree: Any, size: int) -> Any:
+    return jax.tree.map(lambda x: np.broadcast_to(x, (size, *x.shape)), tree)
+
+
+def stack_batches(found: list[tuple[Any, Any]], lanes: tuple[int, ...]) -> tuple[Any, Any]:
+    """Several batches as one, with one more axis."""
+    values = jax.tree.map(lambda *parts: np.stack(parts), *(value for value, _ in found))
+    if all(mask is None for _, mask in found):
+        return values, None
+    full = np.ones(lanes, np.bool_)
+    return values, np.stack([full if mask is None else mask for _, mask in found])
 
 
 def _check_fits(lanes: tuple[int, ...], n: int) -> None:
@@ -141,6 +201,29 @@ class Batched(PositionalWrapper[T_co]):
     @property
     def remainder(self) -> Remainder:
         return self.rule
+
+    @property
+    def produces(self) -> bool:
+        return self.source.produces
+
+    def produce(self, rows: Rows) -> tuple[Any, Any]:
+        if self.source.lanes:
+            found = [self.source.produce(rows[k]) for k in range(self.batch.batch_size)]
+            return stack_batches(found, self.source.lanes)
+        taken = self.source.produce(rows)
+        taken = taken.stack(Spec(self.source.element_spec()), self.label, rows)
+        return taken.stacked, taken.keep
+
+    def sample(self) -> Any:
+        if self.source.lanes:
+            return _repeated(self.source.sample(), self.batch.batch_size)
+        spec = Spec(self.source.element_spec())
+        arrays = leaves_of(self.source.sample(), spec)
+        stacked = [_repeated(x.astype(s.dtype), self.batch.batch_size) for x, s in zip(arrays, spec.leaves, strict=True)]
+        return jax.tree.unflatten(spec.structure, stacked)
+
+    def passes(self, rows: Rows) -> Any:
+        return self.source.passes(rows)
 
     def read(self, rows: Rows) -> tuple[T_co, Any]:
         if not self.source.lanes:

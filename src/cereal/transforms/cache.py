@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.elements import chunks_of, read_elements
 from ..core.errors import PipelineError
-from ..core.host import HostIndexed, living
+from ..core.host import HostIndexed
 from ..core.ordering import Order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows
@@ -157,11 +157,6 @@ class Cached(HostIndexed[Any]):
 
     def take_host(self, indices: np.ndarray) -> Any:
         return self.store.take(indices)
-
-    def reader(self) -> Any:
-        self.store.fill()  # a callback must not run JAX
-        number = self.store.number
-        return lambda indices: living(number).take(indices)
 
 
 @pytree_dataclass

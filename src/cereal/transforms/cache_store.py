@@ -108,6 +108,9 @@ class CacheStore(HostData):
         save(self._arrays, self._marks, self._filled)
         self._unsaved = 0
 
+    def before_program(self) -> None:
+        self.fill()  # a callback must not run JAX
+
     def digest_of(self) -> Any:
         return digest(self.upstream)
 

@@ -33,6 +33,7 @@ class DevicePutTransform(Stage[Any, Any]):
     """
 
     light: ClassVar[bool] = True
+    hands_through: ClassVar[bool] = True
 
     device: Any = static_field(default=None)
 

@@ -124,6 +124,10 @@ class Unstacked(OverMembers[T_co]):
         return False
 
     @property
+    def produces(self) -> bool:
+        return False
+
+    @property
     def walk(self) -> str:
         path = self.source.walk.partition(" of ")[2]
         return f"{self.order.name} of unstacked {path}".strip()

@@ -1,0 +1,1 @@
+"""Threads that read the host part of a pipeline ahead; README.md draws their life."""

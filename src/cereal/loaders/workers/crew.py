@@ -1,0 +1,184 @@
+"""The threads of a loader.
+
+A crew has tracks to read for; each hands out its steps in order. A thread takes the next step of a
+track that wants one, or helps with elements of a step that another thread is at. Threads start when
+there is work and end when there is none: when the last track is closed, or after a second of
+waiting.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...core.reading import reading_as
+
+_IDLE = 1.0
+_JOIN = 1.0
+_numbers = itertools.count()
+_crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+
+
+class Crew:
+    """So many threads, for any number of tracks."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.lock = threading.Lock()
+        self._work = threading.Condition(self.lock)
+        self._tracks: list[Any] = []
+        self._shares: list[_Share] = []
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0
+        _crews.add(self)
+
+    # Called with the lock held
+
+    def add(self, track: Any) -> None:
+        """A track to read for."""
+        self._tracks.append(track)
+
+    def wake(self, count: int = 1) -> None:
+        """There is work for so many."""
+        self._work.notify(count)
+        missing = min(count - self._idle, self.size - len(self._threads))
+        for _ in range(missing):
+            name = f"cereal-worker-{next(_numbers)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._threads.add(thread)
+            thread.start()
+
+    def lose(self, thread: Any) -> None:
+        """A thread that hangs: it is left alone, another one takes its place."""
+        self._threads.discard(thread)
+        self.wake()
+
+    # Called without
+
+    def remove(self, track: Any) -> None:
+        """Ends a track; with the last one, the threads."""
+        with self.lock:
+            if track in self._tracks:
+                self._tracks.remove(track)
+            leaving = [] if self._tracks else list(self._threads)
+            self._work.notify_all()
+        end = time.monotonic() + _JOIN
+        for thread in leaving:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
+
+    def close(self) -> None:
+        """Ends all tracks."""
+        with self.lock:
+            tracks = list(self._tracks)
+        for track in tracks:
+            track.close()
+
+    # The threads
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        while True:
+            with self.lock:
+                job = self._next_job()
+                while job is None:
+                    if not self._tracks or me not in self._threads:
+                        self._threads.discard(me)
+                        return
+                    self._idle += 1
+                    told = self._work.wait(_IDLE)
+                    self._idle -= 1
+                    job = self._next_job()
+                    if job is None and not told:
+                        self._threads.discard(me)
+                        return
+            job()
+            del job
+
+    def _next_job(self) -> Callable[[], None] | None:
+        self._tracks[:] = [track for track in self._tracks if not track.closed]
+        if threading.current_thread() not in self._threads:
+            return None
+        for share in self._shares:
+            if share.left:
+                return share.help
+        for _ in range(len(self._tracks)):
+            self._tracks.append(self._tracks.pop(0))  # each in its turn
+            job = self._tracks[-1].next_job()
+            if job is not None:
+                return job
+        return None
+
+    # Helping
+
+    @property
+    def hands(self) -> int:
+        """How many threads could work on one step now."""
+        return 1 + self._idle + max(0, self.size - len(self._threads))
+
+    def spread(
+        self, parts: Sequence[Any], run: Callable[[Any], Any], make_reading: Callable[[], Any]
+    ) -> list[Any]:
+        """`[run(part) for part in parts]`, with the help of threads that have nothing to do."""
+        if len(parts) < 2 or self.hands < 2:
+            return [run(part) for part in parts]
+        share = _Share(parts, run, make_reading)
+        with self.lock:
+            self._shares.append(share)
+            self.wake(min(len(parts) - 1, self.hands - 1))
+        try:
+            share.work()
+        finally:
+            with self.lock:
+                self._shares.remove(share)
+        return share.results()
+
+
+class _Share:
+    """Parts of one step, which several threads work on."""
+
+    def __init__(
+        self, parts: Sequence[Any], run: Callable[[Any], Any], make_reading: Callable[[], Any]
+    ) -> None:
+        self._parts, self._run, self._make = parts, run, make_reading
+        self._found: list[Any] = [None] * len(parts)
+        self._failed: dict[int, BaseException] = {}
+        self._next = itertools.count()
+        self._done = threading.Semaphore(0)
+        self.left = True
+
+    def work(self) -> None:
+        """Does parts until there are no more."""
+        while (number := next(self._next)) < len(self._parts):
+            try:
+                self._found[number] = self._run(self._parts[number])
+            except BaseException as error:
+                self._failed[number] = error
+            self._done.release()
+        self.left = False
+
+    def help(self) -> None:
+        mine = self._make()
+        try:
+            with reading_as(mine), mine.settings():
+                self.work()
+        finally:
+            mine.finish()
+
+    def results(self) -> list[Any]:
+        for _ in self._parts:
+            self._done.acquire()
+        if self._failed:
+            raise self._failed[min(self._failed)]
+        return self._found
+
+
+@atexit.register
+def _close_all() -> None:
+    for crew in list(_crews):
+        crew.close()

@@ -1,0 +1,93 @@
+"""How the host part of a loader is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from ...core.errors import PipelineError
+from ...core.numbers import as_whole
+from ...core.reading import OnError, raise_it
+from ...core.source import Positional
+
+_MOST_AHEAD_BYTES = 256 * 2**20
+
+
+class Options(NamedTuple):
+    """What the user said, checked."""
+
+    workers: int | None = None
+    prefetch: int | None = None
+    on_error: Any = "raise"
+    timeout: float | None = None
+
+    @property
+    def skips(self) -> bool:
+        """Whether elements may be left out because of errors."""
+        return self.on_error != "raise"
+
+    def policy(self, count: Callable[[Exception], None]) -> OnError:
+        """What to do about the error of an element; `count` is told of those left out."""
+        if self.on_error == "raise":
+            return raise_it
+        ask = None if self.on_error == "skip" else self.on_error
+
+        def decide(error: Exception) -> Any:
+            answer = None if ask is None else ask(error)
+            if answer is None:
+                count(error)
+            return answer
+
+        return decide
+
+    def threads(self, source: Positional[Any]) -> int:
+        """How many workers there are: none if reading is not worth one."""
+        if self.workers is not None:
+            return self.workers
+        return 0 if source.quick and self.timeout is None else min(4, os.cpu_count() or 1)
+
+    def ahead(self, source: Positional[Any], threads: int) -> int:
+        """How many batches are read ahead."""
+        if self.prefetch is not None:
+            return self.prefetch
+        batch = source.plan.batch
+        if source.ahead:
+            return max(2, -(-source.ahead // batch))
+        size = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(source.element_spec()))
+        return max(2, min(2 * threads, _MOST_AHEAD_BYTES // max(size, 1)))
+
+
+def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> Options:
+    """The options of a DataLoader, or an error that says what they may be."""
+    for name, value in (("workers", workers), ("prefetch", prefetch)):
+        number = None if value is None else as_whole(value)
+        if value is not None and (number is None or number < 0):
+            raise PipelineError(
+                f"DataLoader: `{name}` must be an integer of at least 0, or None to leave it to "
+                f"the loader, got {value!r}."
+            )
+    if on_error not in ("raise", "skip") and (isinstance(on_error, str) or not callable(on_error)):
+        raise PipelineError(
+            f'DataLoader: `on_error` must be "raise", "skip" or a function of the error, got '
+            f"{on_error!r:.60}."
+        )
+    if timeout is not None:
+        number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if not number or not timeout > 0:
+            raise PipelineError(
+                f"DataLoader: `timeout` must be a number of seconds, or None, got {timeout!r}."
+            )
+        if workers == 0:
+            raise PipelineError(
+                "DataLoader: `timeout=` needs a worker, since the caller's own thread cannot be "
+                "left; pass `workers=1` or more."
+            )
+    return Options(
+        None if workers is None else as_whole(workers),
+        None if prefetch is None else as_whole(prefetch),
+        on_error,
+        None if timeout is None else float(timeout),
+    )

@@ -1,0 +1,58 @@
+"""A pipeline with a host part, and who reads it."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax
+
+from ...core.pytree import pytree_dataclass, static_field
+from ...core.reading import reading_as
+from ...core.rows import Rows
+from ...core.source import Positional
+from ...core.wrapper import PositionalWrapper
+from .options import Options
+from .readers import Readers
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@pytree_dataclass
+class Seam(PositionalWrapper[T_co]):
+    """The pipeline of a loader, as it is run."""
+
+    source: Any
+    readers: Any
+    skips: bool = static_field(default=False)
+
+    @property
+    def label(self) -> str:
+        return self.source.label
+
+    def element_spec(self) -> Any:
+        return self.source.element_spec()
+
+    @property
+    def masks(self) -> bool:
+        return self.source.masks or self.skips
+
+    @property
+    def service(self) -> int | None:
+        return self.readers.number
+
+    def fetch(self, rows: Rows) -> Rows:
+        if isinstance(rows.index, jax.ShapeDtypeStruct):
+            return self.source.fetch(rows)
+        with reading_as(self.readers.inline_reading()):
+            return self.source.fetch(rows)
+
+    def read(self, rows: Rows) -> tuple[T_co, Any]:
+        return self.source.read(rows)
+
+    def passes(self, rows: Rows) -> Any:
+        return self.source.passes(rows)
+
+
+def make_seam(source: Positional[Any], options: Options) -> Seam[Any]:
+    """The pipeline with readers of its own."""
+    return Seam(source, Readers(source, options), options.skips)

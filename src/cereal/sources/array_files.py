@@ -1,0 +1,205 @@
+"""Trees of arrays as folders of `.npy` files, without pickle.
+
+    save_arrays("digits", {"image": ..., "label": ...})
+
+    digits/
+      tree.json     which file is which part of the tree
+      image.npy     NumPy's own format: any program can read it
+      label.npy
+
+A folder appears when it is whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.lib import format as npy
+
+from ..core.atomic import as_usual, write_atomically
+from ..core.errors import PipelineError
+from ..core.spec import is_array_like
+
+_TREE = "tree.json"
+_VERSION = 1
+_CHUNK = 64 * 2**20
+
+
+def save_arrays(path: str | os.PathLike[str], tree: Any, *, overwrite: bool = False) -> None:
+    """Writes a tree of arrays as a folder of `.npy` files, for `MemmapSource`.
+
+        {"image": uint8[60000,28,28], "label": int32[60000]}  -->  image.npy, label.npy, tree.json
+
+    The tree may have dicts, lists and tuples; arrays may be of NumPy or JAX, or files themselves,
+    larger than memory. The folder appears when all of it is written. A path that ends in `.npy` is
+    one file for one array. What exists is an error, unless `overwrite=True`.
+
+    >>> import cereal, numpy as np, os, tempfile
+    >>> folder = tempfile.mkdtemp() + "/numbers"
+    >>> cereal.save_arrays(folder, {"x": np.zeros((3, 2)), "y": np.arange(3)})
+    >>> sorted(os.listdir(folder))
+    ['tree.json', 'x.npy', 'y.npy']
+    """
+    target = Path(path).expanduser()
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    for where, leaf in leaves:
+        name = "tree" + jax.tree_util.keystr(where)
+        if not hasattr(leaf, "shape") or not is_array_like(leaf):
+            raise PipelineError(
+                f"save_arrays: `{name}` must be an array of numbers, got {type(leaf).__name__} "
+                f"({leaf!r:.40}); write `np.asarray(...)` around it."
+            )
+    if not leaves:
+        raise PipelineError(f"save_arrays: the tree holds no arrays, got {tree!r:.60}.")
+    if target.exists() and not overwrite:
+        raise PipelineError(
+            f"save_arrays: {str(target)!r} exists; pass `overwrite=True`, or another path."
+        )
+    if target.suffix == ".npy":
+        if len(leaves) != 1 or leaves[0][1] is not tree:
+            raise PipelineError(
+                "save_arrays: a path that ends in .npy holds one array, not a tree of them; name "
+                "a folder instead."
+            )
+        write_atomically(target, lambda file: np.save(file, np.asarray(tree), allow_pickle=False))
+        return
+    _save_folder(target, tree)
+
+
+def _save_folder(target: Path, tree: Any) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    try:
+        used: set[str] = set()
+        node = _write(tree, made, (), used)
+        text = json.dumps({"format": "cereal arrays", "version": _VERSION, "tree": node}, indent=1)
+        write_atomically(made / _TREE, lambda file: file.write(text.encode()))
+        as_usual(made, 0o777)
+        if not target.exists():
+            os.rename(made, target)
+            return
+        old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-old-"))
+        os.rename(target, old / "was")
+        os.rename(made, target)
+        shutil.rmtree(old)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def _write(tree: Any, folder: Path, path: tuple[str, ...], used: set[str]) -> dict[str, Any]:
+    if isinstance(tree, dict):
+        for key in tree:
+            if not isinstance(key, str):
+                raise PipelineError(
+                    f"save_arrays: the keys of dicts must be strings, got {key!r:.40}."
+                )
+        inner = {key: _write(tree[key], folder, (*path, key), used) for key in tree}
+        return {"dict": inner}
+    if type(tree) in (list, tuple):
+        kind = "list" if type(tree) is list else "tuple"
+        return {kind: [_write(x, folder, (*path, str(i)), used) for i, x in enumerate(tree)]}
+    if not hasattr(tree, "shape"):
+        raise PipelineError(
+            f"save_arrays: a tree has dicts, lists, tuples and arrays, got {type(tree).__name__}; "
+            f"write it as a dict."
+        )
+    stem = ".".join(re.sub(r"[^A-Za-z0-9_-]+", "_", each) for each in path) or "array"
+    name, number = f"{stem}.npy", 1
+    while name.lower() in used or name.startswith("."):
+        name, number = f"{stem.lstrip('.')}-{number}.npy", number + 1
+    used.add(name.lower())
+    _write_array(folder / name, tree)
+    return {"array": name, "dtype": str(np.dtype(tree.dtype))}
+
+
+def _write_array(path: Path, array: Any) -> None:
+    """By chunks, so that a file may be copied that is larger than memory."""
+    dtype = np.dtype(array.dtype)
+    plain = npy.descr_to_dtype(npy.dtype_to_descr(dtype)) == dtype
+    stored = dtype if plain else np.dtype(f"V{dtype.itemsize}")  # bfloat16 and its like
+    with open(path, "wb") as file:
+        header = {
+            "descr": npy.dtype_to_descr(stored),
+            "fortran_order": False,
+            "shape": tuple(array.shape),
+        }
+        npy.write_array_header_2_0(file, header)
+        rows = 1 if not array.ndim else max(1, _CHUNK // max(1, array.nbytes // len(array) or 1))
+        for begin in range(0, len(array) if array.ndim else 1, rows):
+            part = np.asarray(array[begin : begin + rows] if array.ndim else array)
+            file.write(np.ascontiguousarray(part).data.cast("B") if part.size else b"")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def open_arrays(path: str | os.PathLike[str], owner: str) -> Any:
+    """The tree of arrays in a file or folder, mapped into memory, read-only."""
+    place = Path(path).expanduser()
+    if not place.exists():
+        raise PipelineError(f"{owner}: {str(place)!r} does not exist; write it with `save_arrays`.")
+    if place.is_file():
+        return _open(place, owner)
+    if (place / _TREE).exists():
+        try:
+            described = json.loads((place / _TREE).read_text())
+            version, node = described["version"], described["tree"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise PipelineError(
+                f"{owner}: {str(place / _TREE)!r} does not describe arrays ({error}); write the "
+                f"folder again with `save_arrays`."
+            ) from error
+        if version != _VERSION:
+            raise PipelineError(
+                f"{owner}: {str(place)!r} was written in version {version} of the format, this "
+                f"cereal reads version {_VERSION}; upgrade cereal."
+            )
+        return _read_tree(node, place, owner)
+    return _by_name(place, owner)
+
+
+def _by_name(folder: Path, owner: str) -> dict[str, Any]:
+    """A folder without a description: a dict of its files and folders."""
+    found: dict[str, Any] = {}
+    for each in sorted(folder.iterdir()):
+        if each.suffix == ".npy" and each.is_file():
+            found[each.stem] = _open(each, owner)
+        elif each.is_dir() and not each.name.startswith("."):
+            found[each.name] = _by_name(each, owner)
+    if not jax.tree.leaves(found):
+        raise PipelineError(
+            f"{owner}: {str(folder)!r} has no .npy files; write them with `save_arrays`."
+        )
+    return found
+
+
+def _read_tree(node: Any, folder: Path, owner: str) -> Any:
+    if "dict" in node:
+        return {key: _read_tree(inner, folder, owner) for key, inner in node["dict"].items()}
+    for kind, make in (("list", list), ("tuple", tuple)):
+        if kind in node:
+            return make(_read_tree(inner, folder, owner) for inner in node[kind])
+    name = str(node["array"])
+    if name != os.path.basename(name) or name in ("", ".", ".."):
+        raise PipelineError(f"{owner}: {str(folder)!r} names a file outside of it, {name!r}.")
+    array = _open(folder / name, owner)
+    dtype = np.dtype(node.get("dtype", array.dtype))
+    return array if array.dtype == dtype else array.view(dtype)
+
+
+def _open(path: Path, owner: str) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise PipelineError(
+            f"{owner}: {str(path)!r} cannot be mapped into memory: {error}. It must be a .npy file "
+            f"of numbers; objects, which NumPy would unpickle, are not read."
+        ) from error

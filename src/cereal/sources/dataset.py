@@ -1,0 +1,147 @@
+"""Datasets: anything with a length and elements by index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..core.errors import PipelineError
+from ..core.ordering import Order, Sequential, as_order
+from ..core.permutation import MAX_TRACED
+from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.reading import reading
+from ..core.rows import Rows
+from ..core.spec import Spec, is_array_like
+from ..core.taken import Taken, spec_of_element
+from .array import ArraySampleSource
+from .by_element import ByElement, ElementData
+from .memmap import MemmapSource
+
+_OWNER = "DatasetSource"
+
+
+@pytree_dataclass
+class DatasetSource(ByElement[Any]):
+    """The elements of a dataset: an object with `__len__` and `__getitem__`.
+
+        torch, Hugging Face, TFDS, Grain, a list      dataset[i]  ->  an element, anything
+
+    With `__getitems__(indices)`, a batch is read in one call. It is called from several threads.
+    A dataset that stands first in a loader's list becomes this by itself.
+
+    >>> import cereal
+    >>> words = ["a", "bb", "ccc", "dddd"]
+    >>> source = cereal.DatasetSource(words)
+    >>> lengths = cereal.HostMapTransform(len)
+    >>> loader = cereal.DataLoader([source, lengths, cereal.BatchTransform(2)])
+    >>> [batch.tolist() for batch, mask in loader]
+    [[1, 2], [3, 4]]
+    """
+
+    data: Any
+    n: int = static_field()
+    spec: Spec = static_field()
+    ordering: Order = Sequential()  # the constructor sets it
+
+    def __init__(self, dataset: Any, ordering: Any = "sequential") -> None:
+        n = _length(dataset)
+        order = as_order(ordering, n, _OWNER)
+        set_fields(self, data=_Dataset(dataset), n=n, ordering=order)
+        set_fields(self, spec=Spec(spec_of_element(self.sample())))
+
+    def __len__(self) -> int:
+        return self.n
+
+    @property
+    def label(self) -> str:
+        kind = type(self.data.dataset).__name__
+        return f"{_OWNER}({kind}[{self.n}], ordering={self.order.name})"
+
+
+def _length(dataset: Any) -> int:
+    if isinstance(dataset, type):
+        raise PipelineError(
+            f"{_OWNER}: `dataset` is the class {dataset.__name__}, not an instance; write "
+            f"`{dataset.__name__}(...)`."
+        )
+    if not is_dataset(dataset):
+        hint = "; for what only iterates, write `IterableSource(lambda: iter(...))`"
+        raise PipelineError(
+            f"{_OWNER}: `dataset` must have `__len__` and `__getitem__`, got "
+            f"{type(dataset).__name__}{hint if hasattr(dataset, '__iter__') else ''}."
+        )
+    try:
+        n = len(dataset)
+    except TypeError as error:
+        raise PipelineError(
+            f"{_OWNER}: the length of a {type(dataset).__name__} is not known ({error}); for what "
+            f"only iterates, write `IterableSource(lambda: iter(...))`."
+        ) from error
+    if n < 1 or n > MAX_TRACED:
+        raise PipelineError(
+            f"{_OWNER}: the dataset has {n} elements; there must be at least one, and at most "
+            f"{MAX_TRACED}."
+        )
+    return n
+
+
+def is_dataset(value: Any) -> bool:
+    """Whether this has a length, and elements by index."""
+    if isinstance(value, str | bytes | bytearray | Mapping | set | frozenset):
+        return False
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
+
+
+class _Dataset(ElementData):
+    def __init__(self, dataset: Any) -> None:
+        super().__init__()
+        self.dataset = dataset
+        self._many = getattr(dataset, "__getitems__", None)
+
+    def one(self, index: int) -> Any:
+        return self.dataset[index]
+
+    def read(self, label: str, rows: Rows) -> Taken:
+        if self._many is None or len(rows.index) == 1:
+            return super().read(label, rows)
+        many, indices, here = self._many, rows.index.tolist(), reading()
+        with here.at(label, rows):
+            try:
+                here.step_to(0)
+                values = list(many(indices))
+            except Exception:
+                return super().read(label, rows)  # finds out which element it is
+        if len(values) != len(indices):
+            raise PipelineError(
+                f"{label}: `__getitems__` was asked for {len(indices)} elements and gave "
+                f"{len(values)}; it must return a list of one element per index."
+            )
+        return Taken(values)
+
+    def digest_of(self) -> Any:
+        return self.dataset
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Dataset, (self.dataset,)
+
+
+def as_source(value: Any) -> Any:
+    """The source that this data is: arrays, arrays in files, or a dataset; None: no data."""
+    if isinstance(value, type) or callable(value):
+        return None
+    leaves = jax.tree.leaves(value)
+    arrays = not isinstance(value, list) and leaves and all(_is_array(leaf) for leaf in leaves)
+    if arrays and any(isinstance(leaf, np.memmap) for leaf in leaves):
+        return MemmapSource(value, ordering="sequential")
+    if arrays:
+        return ArraySampleSource(value, ordering="sequential")
+    return DatasetSource(value) if is_dataset(value) else None
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray | jax.Array) and is_array_like(leaf)
+
+

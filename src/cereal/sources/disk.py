@@ -1,0 +1,101 @@
+"""Elements that a function reads: from files, databases, servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..core.errors import PipelineError
+from ..core.numbers import as_whole
+from ..core.ordering import Order, Sequential, as_order
+from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.spec import Spec, as_override
+from ..core.taken import spec_of_element
+from .by_element import ByElement, ElementData
+
+_OWNER = "DiskSampleSource"
+
+
+@pytree_dataclass
+class DiskSampleSource(ByElement[Any]):
+    """Reads element `i` by calling `sample_fn(i)`, on the loader's workers.
+
+        i  --sample_fn-->  {"image": <PIL image>, "label": 3}      anything, up to batching
+
+    `sample_spec`, a tree of `jax.ShapeDtypeStruct`, says what elements look like; without it one
+    element is read to see. `prefetch_size` elements are read ahead, at least two batches;
+    `DataLoader(prefetch=...)` overrides it. `sample_fn` is called from several threads.
+
+    >>> import cereal, numpy as np
+    >>> def read(i):  # np.load(paths[i]), say
+    ...     return {"x": np.full(3, i), "label": i % 2}
+    >>> source = cereal.DiskSampleSource(length=4, sample_fn=read, ordering="sequential")
+    >>> batch, mask = next(iter(cereal.DataLoader([source, cereal.BatchTransform(2)])))
+    >>> batch["x"].tolist(), batch["label"].tolist()
+    ([[0, 0, 0], [1, 1, 1]], [0, 1])
+    """
+
+    data: Any
+    n: int = static_field()
+    spec: Spec = static_field()
+    prefetch_size: int = static_field(default=64)
+    ordering: Order = Sequential()  # the constructor sets it
+
+    def __init__(
+        self,
+        length: int,
+        sample_fn: Callable[[int], Any],
+        sample_spec: Any = None,
+        ordering: Any = "shuffle",
+        prefetch_size: int = 64,
+    ) -> None:
+        n, ahead = as_whole(length), as_whole(prefetch_size)
+        if n is None or n < 1:
+            raise PipelineError(f"{_OWNER}: `length` must be a positive integer, got {length!r}.")
+        if ahead is None or ahead < 1:
+            raise PipelineError(
+                f"{_OWNER}: `prefetch_size` must be a positive integer, got {prefetch_size!r}."
+            )
+        if not callable(sample_fn):
+            raise PipelineError(
+                f"{_OWNER}: `sample_fn` must be a function from an index to an element, got "
+                f"{type(sample_fn).__name__} ({sample_fn!r:.60})."
+            )
+        data = _Function(sample_fn)
+        order = as_order(ordering, n, _OWNER)
+        set_fields(self, data=data, n=n, prefetch_size=ahead, ordering=order)
+        promised = as_override(sample_spec, _OWNER)
+        if promised is None:
+            set_fields(self, spec=Spec(spec_of_element(self.sample())))
+        else:
+            set_fields(self, spec=promised)
+
+    def __len__(self) -> int:
+        return self.n
+
+    @property
+    def ahead(self) -> int:
+        return self.prefetch_size
+
+    @property
+    def label(self) -> str:
+        return f"{_OWNER}({self.data.name}, ordering={self.order.name})"
+
+
+class _Function(ElementData):
+    def __init__(self, fn: Callable[[int], Any]) -> None:
+        super().__init__()
+        self.one = fn  # type: ignore[method-assign]
+
+    @property
+    def name(self) -> str:
+        inner = getattr(self.one, "func", self.one)  # functools.partial
+        return getattr(inner, "__name__", type(inner).__name__)
+
+    def digest_of(self) -> Any:
+        return self.one
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Function, (self.one,)
+
+

@@ -1,0 +1,107 @@
+"""Arrays in files, mapped into memory: only the rows of a batch are read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..core.errors import PipelineError
+from ..core.host import HostIndexed
+from ..core.ordering import Order, Sequential, as_order
+from ..core.permutation import MAX_TRACED
+from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.reading import reading
+from ..core.spec import Spec, spec_of
+from ..core.taken import canonical
+from .array import one_length
+from .array_files import open_arrays
+from .mapped import MappedArrays
+
+_OWNER = "MemmapSource"
+
+
+@pytree_dataclass
+class MemmapSource(HostIndexed[Any]):
+    """Arrays in `.npy` files, read row by row; larger than memory if need be.
+
+        data/                          {"image": uint8[60000,28,28], "label": int32[60000]}
+          image.npy  label.npy            --rows 7, 3-->  {"image": uint8[2,28,28], ...}
+
+    `data` is one `.npy` file, a folder of them (as `save_arrays` writes it, or any folder: a dict by
+    the names of the files), or a tree of arrays as `np.load(path, mmap_mode="r")` opens them. Files
+    are opened read-only, and never unpickled.
+
+    >>> import cereal, numpy as np, tempfile
+    >>> folder = tempfile.mkdtemp() + "/digits"
+    >>> cereal.save_arrays(folder, {"x": np.arange(12).reshape(6, 2), "y": np.arange(6)})
+    >>> source = cereal.MemmapSource(folder, ordering="sequential")
+    >>> batch, mask = next(iter(cereal.DataLoader([source, cereal.BatchTransform(2)])))
+    >>> batch["x"].tolist(), batch["y"].tolist()
+    ([[0, 1], [2, 3]], [0, 1])
+    """
+
+    data: Any
+    n: int = static_field()
+    spec: Spec = static_field()
+    ordering: Order = Sequential()  # the constructor sets it
+
+    def __init__(self, data: Any, ordering: Any = "shuffle") -> None:
+        where = ""
+        if isinstance(data, str | os.PathLike):
+            where = Path(data).name
+            data = open_arrays(data, _OWNER)
+        n = one_length(data, _OWNER, files=True)
+        if n < 1 or n > MAX_TRACED:
+            raise PipelineError(
+                f"{_OWNER}: the arrays have {n} rows; there must be at least one, and at most "
+                f"{MAX_TRACED}."
+            )
+        spec = Spec(jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), data))
+        order = as_order(ordering, n, _OWNER)
+        set_fields(self, data=_Rows(data, where), n=n, spec=spec, ordering=order)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def element_spec(self) -> Any:
+        return self.spec.tree
+
+    @property
+    def label(self) -> str:
+        where = f"{self.data.where}, " if self.data.where else ""
+        return f"{_OWNER}({where}ordering={self.order.name})"
+
+    def take_host(self, indices: np.ndarray) -> Any:
+        return self.data.rows(indices)
+
+
+class _Rows(MappedArrays):
+    """Arrays in files, read row by row."""
+
+    def __init__(self, tree: Any, where: str = "") -> None:
+        super().__init__(tree)
+        self.where = where
+        # Plain arrays: indexing a memmap makes memmaps, which takes time.
+        leaves, self._structure = jax.tree.flatten(self.tree)
+        self._leaves = [np.asarray(leaf) for leaf in leaves]
+
+    def rows(self, indices: np.ndarray) -> Any:
+        taken = [_take(leaf, indices) for leaf in self._leaves]
+        return jax.tree.unflatten(self._structure, taken)
+
+
+def _take(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    dtype = canonical(array.dtype)
+    if dtype != array.dtype or not array.flags.c_contiguous:
+        return array[indices].astype(dtype)
+    out = reading().empty((len(indices), *array.shape[1:]), dtype)
+    # Checked beforehand: with `mode="raise"` NumPy would read into another buffer first.
+    if len(indices) and (indices.min() < 0 or indices.max() >= len(array)):
+        raise IndexError(f"indices must lie between 0 and {len(array) - 1}")
+    return np.take(array, indices, axis=0, out=out, mode="clip")
+
+

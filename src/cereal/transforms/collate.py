@@ -1,0 +1,113 @@
+"""From a list of elements to a batch, where stacking is not enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..core.errors import PipelineError
+from ..core.numbers import as_whole
+from ..core.reading import reading
+from ..core.taken import as_array, canonical, is_leaf
+
+
+def pad_collate(
+    max_length: int, *, value: Any = 0, truncate: bool = True
+) -> Callable[[Sequence[Any]], Any]:
+    """Stacks elements whose first axes differ: padded to `max_length`, with their lengths.
+
+        [5, 7], [1, 2, 3]   --max_length=4-->   {"values": [[5, 7, 0, 0], [1, 2, 3, 0]],
+                                                 "lengths": [2, 3]}
+
+    Elements that are dicts keep their keys, and get `lengths` beside them: of a dict with several
+    ragged entries, one length each, as a dict. Numbers and arrays without axes are stacked. What is
+    longer than `max_length` is cut off; with `truncate=False` it is an error. `value` fills.
+
+    >>> import cereal
+    >>> texts = [[5, 7], [1, 2, 3]]
+    >>> batches = cereal.BatchTransform(2, collate=cereal.pad_collate(max_length=4))
+    >>> batch, mask = next(iter(cereal.DataLoader([texts, batches])))
+    >>> batch["values"].tolist(), batch["lengths"].tolist()
+    ([[5, 7, 0, 0], [1, 2, 3, 0]], [2, 3])
+    """
+    most = as_whole(max_length)
+    if most is None or most < 1:
+        raise PipelineError(
+            f"pad_collate: `max_length` must be a positive integer, got {max_length!r}."
+        )
+    return PadCollate(most, value, truncate)
+
+
+class PadCollate:
+    """What `pad_collate` returns."""
+
+    def __init__(self, most: int, value: Any, truncate: bool) -> None:
+        self.most, self.value, self.truncate = most, value, truncate
+        self.__name__ = f"pad_collate({most})"
+
+    def __call__(self, elements: Sequence[Any]) -> Any:
+        flat = [jax.tree.flatten(element, is_leaf=_is_leaf) for element in elements]
+        structure = flat[0][1]
+        for _, other in flat:
+            if other != structure:
+                raise PipelineError(
+                    f"pad_collate: elements of one batch have different structures, {structure} "
+                    f"and {other}; give all of them the same keys."
+                )
+        columns, lengths = [], []
+        for column in zip(*(leaves for leaves, _ in flat), strict=True):
+            values, length = self._pad([_array(leaf) for leaf in column])
+            columns.append(values)
+            lengths.append(length)
+        values = jax.tree.unflatten(structure, columns)
+        ragged = jax.tree.unflatten(structure, lengths)
+        if isinstance(values, dict):
+            found = {key: ragged[key] for key in values if ragged[key] is not None}
+            if "lengths" in values or not found:
+                return values
+            return {**values, "lengths": found.popitem()[1] if len(found) == 1 else found}
+        if isinstance(values, np.ndarray) and ragged is not None:
+            return {"values": values, "lengths": ragged}
+        return values
+
+    def _pad(self, arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
+        numbers = [array for array in arrays if array.size] or arrays
+        dtype = canonical(np.result_type(*(array.dtype for array in numbers)))
+        if all(array.ndim == 0 for array in arrays):
+            return np.stack(arrays).astype(dtype), None
+        rest = numbers[0].shape[1:]
+        out = reading().empty((len(arrays), self.most, *rest), dtype)
+        out[:] = self.value
+        lengths = np.zeros(len(arrays), np.int32)
+        for lane, array in enumerate(arrays):
+            if array.size and array.shape[1:] != rest:
+                raise PipelineError(
+                    f"pad_collate: elements of shapes {array.shape} and {numbers[0].shape} differ "
+                    f"in more than their first axis; only that one is padded."
+                )
+            if len(array) > self.most and not self.truncate:
+                raise PipelineError(
+                    f"pad_collate: an element has length {len(array)}, more than "
+                    f"max_length={self.most}; raise it, or pass `truncate=True`."
+                )
+            length = lengths[lane] = min(len(array), self.most)
+            if length:
+                out[lane, :length] = array[:length]
+        return out, lengths
+
+
+def _is_leaf(value: Any) -> bool:
+    return is_leaf(value) or (type(value) is list and not value)
+
+
+def _array(leaf: Any) -> np.ndarray:
+    array = np.zeros(0, np.int32) if type(leaf) is list and not leaf else as_array(leaf)
+    if array is None:
+        raise PipelineError(
+            f"pad_collate: an element has a {type(leaf).__name__} ({leaf!r:.40}), which is no "
+            f"array; turn it into numbers in a HostMapTransform."
+        )
+    return array

@@ -1,0 +1,82 @@
+"""Random Python functions over elements, on workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..core.errors import PipelineError
+from ..core.host_data import HostFunction
+from ..core.host_stage import HostStage, as_host_function
+from ..core.pytree import pytree_dataclass, set_fields
+from ..core.reading import for_each
+from ..core.rows import Rows
+from ..core.taken import Taken, protected
+
+
+@pytree_dataclass
+class HostRandomMapTransform(HostStage):
+    """Augments on the host: `fn(element, rng)`, with a NumPy generator for every element.
+
+        key, epoch, index, number of the random stage  -->  the element's generator
+
+    The same element of the same epoch is augmented alike whatever worker does it, before or after
+    batching, and after a restart. The generator belongs to the call: do not keep it.
+
+    >>> import cereal
+    >>> noise = cereal.HostRandomMapTransform(lambda x, rng: x + rng.integers(10))
+    >>> before = cereal.DataLoader([cereal.RangeSource(6), noise, cereal.BatchTransform(3)])
+    >>> after = cereal.DataLoader([cereal.RangeSource(6), cereal.BatchTransform(3), noise])
+    >>> (before.batch_at(0, 1)[0] == after.batch_at(0, 1)[0]).all().item()
+    True
+    """
+
+    random: ClassVar[bool] = True
+
+    fn: HostFunction
+
+    def __init__(self, fn: Callable[[Any, np.random.Generator], Any]) -> None:
+        function, second = as_host_function(fn, "HostRandomMapTransform", "rng")
+        if not second:
+            raise PipelineError(
+                f"HostRandomMapTransform: `{function.name}` must take two arguments, the element "
+                f"and a NumPy generator; write `def {function.name}(element, rng): ...`, or use "
+                f"HostMapTransform."
+            )
+        set_fields(self, fn=function)
+
+    def on_elements(self, taken: Taken, rows: Rows, words: Any) -> Taken:
+        fn, values = self.fn.fn, taken.elements()
+        high, low = (word.tolist() for word in words)
+
+        def run(lane: int) -> Any:
+            return fn(protected(values[lane]), generator_for(high[lane], low[lane]))
+
+        made, keep = for_each(self.label, rows, run, taken.n, taken.keep)
+        return Taken(made, keep=keep)
+
+
+class _Generators(threading.local):
+    """One generator a thread: making one costs 40 µs, giving it another key 2."""
+
+    def __init__(self) -> None:
+        self.bits = np.random.Philox(key=0)
+        self.generator = np.random.Generator(self.bits)
+        self.state: Any = self.bits.state
+
+
+_generators = _Generators()
+
+
+def generator_for(high: int, low: int) -> np.random.Generator:
+    """The generator of a random key: Philox under these words, from its beginning."""
+    mine = _generators
+    state = mine.state
+    state["state"]["key"][:] = (high << 32) | low, 0
+    state["state"]["counter"][:] = 0
+    state["buffer_pos"], state["has_uint32"], state["uinteger"] = 4, 0, 0
+    mine.bits.state = state
+    return mine.generator
