@@ -145,7 +145,8 @@ def test_iterate_reads_every_batch_exactly_once(steps: int) -> None:
 
 
 def test_an_epoch_that_is_padded_or_dropped_is_read_exactly_once() -> None:
-    for rule in ({"pad_last_batch": True}, {"drop_last": True}):
+    rules: list[dict[str, Any]] = [{"pad_last_batch": True}, {"drop_last": True}]
+    for rule in rules:
         source = shelved(10)
         found = list(DataLoader([source, BatchTransform(4, **rule)]))
         assert [numbers(pair) for pair in found] == source.shelf.reads

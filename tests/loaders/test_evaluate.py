@@ -29,7 +29,7 @@ from cereal import (
 
 N = 23
 SUM = N * (N - 1) // 2
-RULES: list[dict[str, bool]] = [{}, {"pad_last_batch": True}, {"drop_last": True}]
+RULES: list[dict[str, Any]] = [{}, {"pad_last_batch": True}, {"drop_last": True}]
 
 
 def itself(batch: Any) -> Any:
@@ -40,7 +40,7 @@ def parity(batch: Any) -> Any:
     return {"value": batch, "even": batch % 2 == 0}
 
 
-def in_order(n: int = N, batch: int = 4, **rule: bool) -> DataLoader[Any]:
+def in_order(n: int = N, batch: int = 4, **rule: Any) -> DataLoader[Any]:
     return DataLoader([RangeSource(n), BatchTransform(batch, **rule)])
 
 
@@ -49,14 +49,14 @@ def in_order(n: int = N, batch: int = 4, **rule: bool) -> DataLoader[Any]:
 
 @pytest.mark.parametrize("rule", RULES, ids=["wrap", "pad", "drop"])
 @pytest.mark.parametrize("batch", [1, 4, N])
-def test_nothing_is_left_out_and_nothing_counts_twice(rule: dict[str, bool], batch: int) -> None:
+def test_nothing_is_left_out_and_nothing_counts_twice(rule: dict[str, Any], batch: int) -> None:
     found = evaluate(in_order(batch=batch, **rule), parity)
     assert found["value"] == np.float32(SUM) / np.float32(N)
     assert found["even"] == np.float32(12) / np.float32(N)
 
 
 @pytest.mark.parametrize("rule", RULES[:2], ids=["wrap", "pad"])
-def test_a_batch_may_be_larger_than_the_data(rule: dict[str, bool]) -> None:
+def test_a_batch_may_be_larger_than_the_data(rule: dict[str, Any]) -> None:
     assert evaluate(in_order(5, 64, **rule), itself) == 2
 
 
@@ -65,7 +65,7 @@ def test_elements_without_batches_are_counted_too() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=["wrap", "pad", "drop"])
-def test_microbatches_count_every_element(rule: dict[str, bool]) -> None:
+def test_microbatches_count_every_element(rule: dict[str, Any]) -> None:
     stages = [RangeSource(99), BatchTransform(8), BatchTransform(4, **rule)]
     assert evaluate(DataLoader(stages), itself) == 49
 
@@ -144,7 +144,7 @@ class Counting(cereal.Source[Any]):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=["wrap", "pad", "drop"])
-def test_a_stream_counts_the_steps_of_its_epoch(rule: dict[str, bool]) -> None:
+def test_a_stream_counts_the_steps_of_its_epoch(rule: dict[str, Any]) -> None:
     loader = DataLoader([Counting(), BatchTransform(4, **rule)])
     assert evaluate(loader, itself) == 4.5
 

@@ -26,12 +26,13 @@ from cereal import (
     WindowSource,
     ZipSource,
 )
-from cereal.loaders import host_reader, host_scan
+from cereal.loaders import host_scan
+from cereal.loaders.workers import routes
 from cereal.testing import assert_same, check_loader, check_resume
 
 A = np.arange(17, dtype=np.float32)
 B = np.arange(100, 131, dtype=np.float32)
-RULES: list[dict[str, bool]] = [{}, {"pad_last_batch": True}, {"drop_last": True}]
+RULES: list[dict[str, Any]] = [{}, {"pad_last_batch": True}, {"drop_last": True}]
 Make = Callable[[Any, Any], Any]
 _numbers = itertools.count()
 
@@ -153,9 +154,9 @@ def test_batching_twice_is_batching_once_and_reshaping(in_file: bool, folder: Pa
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_the_state_is_exact_after_every_batch_and_across_refills(
-    rule: dict[str, bool], folder: Path, monkeypatch: pytest.MonkeyPatch
+    rule: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_reader, "_LANES", 8)  # the order of two batches at a time
+    monkeypatch.setattr(routes, "_LANES", 8)  # the order of two batches at a time
     loader = DataLoader([windows(mapped(A, folder)), BatchTransform(4, **rule)])
     iterator = loader.iterate(loader.init_state(3), epochs=None)
     for step in range(9):

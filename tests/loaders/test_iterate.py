@@ -72,7 +72,7 @@ def flat(pairs: list[Any]) -> list[int]:
 @pytest.mark.parametrize("kind", PIPELINES)
 @pytest.mark.parametrize(("rule", "steps"), [({}, 67), ({"pad_last_batch": True}, 67)])
 def test_it_runs_to_the_end_of_the_epoch_of_its_state(
-    kind: str, rule: dict[str, bool], steps: int
+    kind: str, rule: dict[str, Any], steps: int
 ) -> None:
     loader = make_loader(kind, **rule)
     whole = list(loader.iterate(loader.init_state(4)))
@@ -139,7 +139,7 @@ def test_it_hints_at_its_length(loader: DataLoader[Any]) -> None:
 
 @pytest.mark.parametrize("kind", PIPELINES)
 @pytest.mark.parametrize("rule", [{}, {"pad_last_batch": True}, {"drop_last": True}])
-def test_the_state_is_exact_after_every_batch(kind: str, rule: dict[str, bool]) -> None:
+def test_the_state_is_exact_after_every_batch(kind: str, rule: dict[str, Any]) -> None:
     loader = make_loader(kind, **rule)
     batches = loader.iterate(loader.init_state(9), steps=140)
     assert_same(batches.state, loader.init_state(9), "before the first batch")

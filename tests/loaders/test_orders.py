@@ -31,7 +31,7 @@ ORDERS: dict[str, Callable[[], Order]] = {
     "without replacement": lambda: WeightedSampling(np.arange(N), replacement=False),
     "class balanced": lambda: ClassBalanced(LABELS),
 }
-RULES: dict[str, dict[str, bool]] = {
+RULES: dict[str, dict[str, Any]] = {
     "blocks": {"pad_last_batch": True},
     "bootstrap": {},
     "with replacement": {"drop_last": True},
@@ -45,7 +45,7 @@ def add_noise(element: Any, key: Any) -> Any:
     return {**element, "x": element["x"] * 1000 + jax.random.bits(key, (), jnp.uint8)}
 
 
-def make_loader(order: Any, **rule: bool) -> DataLoader[Any]:
+def make_loader(order: Any, **rule: Any) -> DataLoader[Any]:
     data = {"x": np.arange(N, dtype=np.int32), "label": np.array(LABELS, np.int32)}
     source = cereal.ArraySampleSource(data, ordering=order)
     noise = cereal.RandomMapTransform(add_noise)

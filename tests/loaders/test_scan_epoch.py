@@ -57,7 +57,7 @@ class Counted:
 
 @pytest.mark.parametrize("rule", [{}, {"pad_last_batch": True}, {"drop_last": True}])
 @pytest.mark.parametrize("steps", [None, 1, 20])
-def test_it_sees_what_iterate_gives(rule: dict[str, bool], steps: int | None) -> None:
+def test_it_sees_what_iterate_gives(rule: dict[str, Any], steps: int | None) -> None:
     loader = make_loader(**rule)
     state, count, outputs = loader.scan_epoch(loader.init_state(3), 0, collect, steps=steps)
     ran = loader.steps_per_epoch if steps is None else steps

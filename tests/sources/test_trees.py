@@ -239,7 +239,7 @@ def test_any_tree_loads_as_the_reference_does_and_resumes_anywhere(
     tree: Tree, batch: int, rule: str, seed: int, data: Any
 ) -> None:
     batch = min(batch, length(tree))
-    rules = {"drop_last": rule == "drop", "pad_last_batch": rule == "pad"}
+    rules: dict[str, Any] = {"drop_last": rule == "drop", "pad_last_batch": rule == "pad"}
     loader = DataLoader([build(tree), BatchTransform(batch, **rules)])
     steps = loader.steps_per_epoch + 3
     expected = walked(tree, batch, rule, seed, steps)

@@ -35,7 +35,7 @@ KINDS: dict[str, Any] = {
     "a JAX array": jnp.asarray(TABLE),
     "bfloat16": TABLE.astype(jnp.bfloat16),
 }
-RULES: list[dict[str, bool]] = [{}, {"pad_last_batch": True}, {"drop_last": True}]
+RULES: list[dict[str, Any]] = [{}, {"pad_last_batch": True}, {"drop_last": True}]
 _numbers = itertools.count()
 
 
@@ -181,7 +181,7 @@ def test_gradients_flow_into_the_data() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_every_road_gives_from_a_file_what_it_gives_from_memory(
-    rule: dict[str, bool], folder: Path
+    rule: dict[str, Any], folder: Path
 ) -> None:
     stages = [BatchTransform(3, **rule), MapTransform(lambda w: (w[:, :-1], w[:, 1:] * 2))]
     loader = DataLoader([WindowSource(mapped(TOKENS, folder)[:12], 5), *stages])

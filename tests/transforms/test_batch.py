@@ -62,7 +62,7 @@ def test_a_shuffled_epoch_drops_other_elements_every_time() -> None:
 
 
 def test_a_batch_that_divides_the_data_is_the_same_under_every_rule() -> None:
-    rules: list[dict[str, bool]] = [{}, {"drop_last": True}, {"pad_last_batch": True}]
+    rules: list[dict[str, Any]] = [{}, {"drop_last": True}, {"pad_last_batch": True}]
     given = [batches(8, cereal.BatchTransform(4, **rule), epochs=2) for rule in rules]
     assert given[0] == given[1] == given[2]
 

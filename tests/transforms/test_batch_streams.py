@@ -12,7 +12,7 @@ import pytest
 import cereal
 from cereal.testing import check_loader, check_resume, check_source
 
-RULES: list[dict[str, bool]] = [{}, {"pad_last_batch": True}, {"drop_last": True}]
+RULES: list[dict[str, Any]] = [{}, {"pad_last_batch": True}, {"drop_last": True}]
 
 
 @cereal.pytree_dataclass
@@ -53,7 +53,7 @@ DOUBLE = cereal.MapTransform(lambda element: {**element, "n": element["n"] * 2})
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_a_batched_stream_keeps_the_contract(rule: dict[str, bool]) -> None:
+def test_a_batched_stream_keeps_the_contract(rule: dict[str, Any]) -> None:
     loader = cereal.DataLoader([Counter(), cereal.BatchTransform(4, **rule)])
     check_source(loader.source)
     check_loader(loader)
@@ -61,7 +61,8 @@ def test_a_batched_stream_keeps_the_contract(rule: dict[str, bool]) -> None:
 
 
 def test_a_stream_goes_on_where_it_was_when_an_epoch_ends() -> None:
-    for rule in ({}, {"drop_last": True}):
+    rules: list[dict[str, Any]] = [{}, {"drop_last": True}]
+    for rule in rules:
         flat = np.ravel([batch for batch, _ in numbers(cereal.BatchTransform(4, **rule))])
         np.testing.assert_array_equal(flat, np.arange(24))
 
@@ -82,13 +83,14 @@ def test_an_epoch_of_a_stream_has_as_many_steps_as_the_rule_makes(rule: Any, ste
 
 
 def test_elements_that_are_not_real_stay_so_in_the_batch() -> None:
-    for rule in ({}, {"pad_last_batch": True}):
+    rules: list[dict[str, Any]] = [{}, {"pad_last_batch": True}]
+    for rule in rules:
         _, mask = numbers(cereal.BatchTransform(4, **rule), source=Counter(gap=3))[0]
         assert mask == [True, True, False, True]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_a_map_is_the_same_before_and_after_batching_a_stream(rule: dict[str, bool]) -> None:
+def test_a_map_is_the_same_before_and_after_batching_a_stream(rule: dict[str, Any]) -> None:
     batch = cereal.BatchTransform(4, **rule)
     assert numbers(DOUBLE, batch) == numbers(batch, DOUBLE)
     assert numbers(DOUBLE, batch)[0][0] == [0, 2, 4, 6]
@@ -97,7 +99,7 @@ def test_a_map_is_the_same_before_and_after_batching_a_stream(rule: dict[str, bo
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("before", [True, False])
 def test_a_random_map_on_either_side_of_batching_a_stream_keeps_the_contract(
-    rule: dict[str, bool], before: bool
+    rule: dict[str, Any], before: bool
 ) -> None:
     batch = cereal.BatchTransform(4, **rule)
     stages = [NOISE, batch] if before else [batch, NOISE]

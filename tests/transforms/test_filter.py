@@ -13,7 +13,7 @@ import cereal
 from cereal import BatchTransform, DataLoader, FilterTransform, MapTransform, RangeSource
 from cereal.testing import assert_same, check_loader, check_resume, check_source
 
-RULES: list[dict[str, bool]] = [{}, {"pad_last_batch": True}, {"drop_last": True}]
+RULES: list[dict[str, Any]] = [{}, {"pad_last_batch": True}, {"drop_last": True}]
 LARGE = FilterTransform(lambda x: x >= 4)
 
 
@@ -55,7 +55,7 @@ def test_masked_elements_stay_in_their_place() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_before_and_after_batching_it_is_the_same(rule: dict[str, bool]) -> None:
+def test_before_and_after_batching_it_is_the_same(rule: dict[str, Any]) -> None:
     source = RangeSource(10, ordering="shuffle")
     batch = BatchTransform(4, **rule)
     before = pairs(LARGE, batch, source=source)
@@ -97,7 +97,7 @@ def test_it_sees_what_stages_before_it_made() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_means_and_metrics_leave_masked_elements_out(rule: dict[str, bool]) -> None:
+def test_means_and_metrics_leave_masked_elements_out(rule: dict[str, Any]) -> None:
     loader = DataLoader([RangeSource(10), LARGE, BatchTransform(4, **rule)])
     assert cereal.evaluate(loader, lambda batch: batch) == np.arange(4, 10).mean()
     batch, mask = loader.batch_at(0, 1)

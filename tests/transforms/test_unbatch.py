@@ -122,7 +122,7 @@ def test_batches_are_made_anew_in_another_size() -> None:
 
 
 @pytest.mark.parametrize("rule", [{}, {"pad_last_batch": True}], ids=str)
-def test_the_stream_resumes_at_every_element(rule: dict[str, bool]) -> None:
+def test_the_stream_resumes_at_every_element(rule: dict[str, Any]) -> None:
     source = RangeSource(6, ordering="shuffle")
     loader = DataLoader([source, BatchTransform(4, **rule), DOUBLE, UNBATCH])
     check_source(loader.source)

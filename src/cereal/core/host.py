@@ -3,8 +3,8 @@
     outside of jit   rows as NumPy  --fetch-->  values as NumPy  --compiled stages-->  batch
     inside of jit    rows  --pure callback: the same fetch-->  values  --stages-->  batch
 
-`produce` gives elements as Python has them, for the host stages above; `fetch` gives them as arrays,
-at the seam. The program never holds the data, and JAX's caches do not either (`host_data`).
+`produce` gives elements as Python has them, for the host stages above; `fetch` gives them as
+arrays, at the seam. The program never holds the data, and JAX's caches do not either (`host_data`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Data on the host, and functions over it, as parts of a pytree.
 
-The pytree holds a number, under which the living data is found: JAX's caches keep what is static in a
-pytree, and would keep the data alive.
+The pytree holds a number, under which the living data is found: JAX's caches keep what is static
+in a pytree, and would keep the data alive.
 """
 
 from __future__ import annotations

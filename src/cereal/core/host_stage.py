@@ -46,7 +46,7 @@ class HostStage(Transform[Any, Any]):
 
     @abstractmethod
     def on_elements(self, taken: Taken, rows: Rows, words: Words) -> Taken:
-        """What it makes of elements; `words` has the words of their random keys, if it is random."""
+        """What it makes of elements; `words` are those of their random keys, if it is random."""
 
     def on_batch(self, values: Any, mask: Any, rows: Rows, words: Words, spec: Spec) -> Any:
         """What it makes of a batch, (values, mask): the same, element by element.
@@ -311,4 +311,3 @@ def _stacked(parts: Any, extra: tuple[int, ...]) -> np.ndarray:
     out = reading().empty((len(parts), *parts[0].shape), parts[0].dtype)
     np.stack(parts, out=out)
     return out.reshape((*extra, *parts[0].shape))
-

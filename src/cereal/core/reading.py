@@ -11,16 +11,18 @@ program, or the caller. They ask `reading()`, which belongs to the thread.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .buffers import NO_BUFFERS, Buffers
 
 
-class Failed(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Failed:
     """Which element could not be read; errors of elements carry it as `error.element`."""
 
     stage: str

@@ -164,6 +164,7 @@ def is_numbers(value: Any) -> bool:
 
 
 def is_leaf(value: Any) -> bool:
+    """Whether a list is one array, and no container."""
     return type(value) is list and is_numbers(value)
 
 

@@ -1,8 +1,8 @@
 """Iterates a pipeline with a host part: workers read ahead, a batch is on its way to the device.
 
-    workers     read step 4, 5, 6, ...
-    this        take step 3 when it is read  ->  start its transfer and its compiled stages
-    the user    has step 2
+workers     read step 4, 5, 6, ...
+this        take step 3 when it is read  ->  start its transfer and its compiled stages
+the user    has step 2
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ class HostIterator(PositionalIterator[T]):
     """Gives what the loader's readers read."""
 
     _source: Any
-    _track: Any = None
-    _close: Any = None
+    _track: Any
+    _close: Any
+
+    def __init__(self, *args: Any) -> None:
+        self._track = self._close = None
+        super().__init__(*args)
 
     def _start(self, state: PipelineState) -> None:
         self.close()
@@ -74,7 +78,7 @@ class HostIterator(PositionalIterator[T]):
     def _take(self) -> None:
         if self._track is None:
             self._open()
-        rows = self._track.take()
+        rows = self._track.take()  # type: ignore[union-attr]
         while self._source.unknown_length and self._epoch_is_over():
             rows = self._next_epoch()
         values, mask = self._deliver(rows, masked=False)

@@ -99,8 +99,9 @@ class DataLoader(Generic[T]):
         refuse_options(options)
         chosen = check_options(workers, prefetch, on_error, timeout)
         source = compose(pipeline)
-        host = isinstance(source, Positional) and source.host
-        set_fields(self, running=make_seam(source, chosen) if host else source)
+        if isinstance(source, Positional) and source.host:
+            source = make_seam(source, chosen)
+        set_fields(self, running=source)
 
     @property
     def source(self) -> Source[T]:
@@ -312,14 +313,13 @@ class DataLoader(Generic[T]):
         >>> loader.read_element(1)
         2
         """
-        source = self._positional("read_element")
+        source: Any = self._positional("read_element")
         while source.lanes:
-            assert source.inner is not None
-            source = source.inner  # type: ignore[assignment]
+            source = source.inner
         whole = as_whole(index)
-        if whole is None or not 0 <= whole < len(source):  # type: ignore[arg-type]
+        if whole is None or not 0 <= whole < len(source):
             raise UsageError(
-                f"`index` must be an integer from 0 to {len(source) - 1}, got {index!r}."  # type: ignore[arg-type]
+                f"`index` must be an integer from 0 to {len(source) - 1}, got {index!r}."
             )
         words = np.asarray(key_words(key))
         rows = source.route(host_rows_at(np.array([whole]), words, epoch)).replaced(key=words)

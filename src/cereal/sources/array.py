@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from ..core.errors import PipelineError
+from ..core.host import first_element
 from ..core.ordering import Order, as_order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.host import first_element
 from ..core.rows import Rows
 from ..core.source import IndexedSource
 from ..core.spec import is_array_like, spec_of
@@ -79,7 +79,9 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
 
     def produce(self, rows: Rows) -> Taken:
         """The rows in NumPy: on the CPU the arrays are looked into, of others a copy is kept."""
-        values = jax.tree.map(lambda leaf: _rows_on_host(leaf, rows.index), self.data, is_leaf=_is_rows)
+        values = jax.tree.map(
+            lambda leaf: _rows_on_host(leaf, rows.index), self.data, is_leaf=_is_rows
+        )
         index = rows.index.astype(np.int32)
         return Taken(None, with_index(values, index, self.index_key), len(rows.index))
 

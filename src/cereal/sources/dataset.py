@@ -143,5 +143,3 @@ def as_source(value: Any) -> Any:
 
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray | jax.Array) and is_array_like(leaf)
-
-

@@ -97,5 +97,3 @@ class _Function(ElementData):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Function, (self.one,)
-
-

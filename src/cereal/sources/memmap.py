@@ -31,9 +31,9 @@ class MemmapSource(HostIndexed[Any]):
         data/                          {"image": uint8[60000,28,28], "label": int32[60000]}
           image.npy  label.npy            --rows 7, 3-->  {"image": uint8[2,28,28], ...}
 
-    `data` is one `.npy` file, a folder of them (as `save_arrays` writes it, or any folder: a dict by
-    the names of the files), or a tree of arrays as `np.load(path, mmap_mode="r")` opens them. Files
-    are opened read-only, and never unpickled.
+    `data` is one `.npy` file, a folder of them (as `save_arrays` writes it, or any folder: a dict
+    by the names of the files), or a tree of arrays as `np.load(path, mmap_mode="r")` opens them.
+    Files are opened read-only, and never unpickled.
 
     >>> import cereal, numpy as np, tempfile
     >>> folder = tempfile.mkdtemp() + "/digits"
@@ -103,5 +103,3 @@ def _take(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     if len(indices) and (indices.min() < 0 or indices.max() >= len(array)):
         raise IndexError(f"indices must lie between 0 and {len(array) - 1}")
     return np.take(array, indices, axis=0, out=out, mode="clip")
-
-

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
+from ..core.host import first_element
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.host import first_element
 from ..core.rows import Rows
 from ..core.source import IndexedSource
 from ..core.taken import Taken
@@ -85,7 +85,9 @@ class RangeSource(IndexedSource[jax.Array]):
     def produce(self, rows: Rows) -> Taken:
         values = (rows.index + self.start).astype(np.int32)
         if self.index_key is not None:
-            return Taken(None, {"value": values, self.index_key: rows.index.astype(np.int32)}, len(values))
+            return Taken(
+                None, {"value": values, self.index_key: rows.index.astype(np.int32)}, len(values)
+            )
         return Taken(None, values, len(values))
 
     def sample(self) -> Any:

@@ -153,7 +153,9 @@ class HostBases(OverMembers[Any], HostIndexed[Any]):
         each = []
         for number, (base, start) in enumerate(zip(self.bases, self.starts, strict=True)):
             index = np.clip(rows.index - start, 0, len(base) - 1)
-            key = np.stack(key_for((rows.key[0], rows.key[1]), number, PART)) if random else rows.key
+            key = (
+                np.stack(key_for((rows.key[0], rows.key[1]), number, PART)) if random else rows.key
+            )
             each.append((base, base.route(rows.replaced(index=index, key=key)).replaced(key=key)))
         return produce_each(each, self.starts, rows.index)
 

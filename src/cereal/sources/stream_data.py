@@ -4,8 +4,8 @@
     the iterator gives     0 1 2 3   4 5 6 7 8 9 10 11     4..7 are held until they are asked for
 
 Whoever asks for a position beyond where an iterator stands reads up to it, and holds what others
-will ask for. Who asks for one that has passed gets an iterator that is set back: by its own state, or
-by a new one that skips.
+will ask for. Who asks for one that has passed gets an iterator that is set back: by its own state,
+or by a new one that skips.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class StreamData(ElementData):
                 try:
                     here.step_to(lane)
                     values.append(self._element(at))
-                except _Dead as error:
+                except _DeadError as error:
                     annotate(error.__cause__ or error, here.place())
                     raise error.__cause__ or error from None
                 except Exception as error:
@@ -145,7 +145,7 @@ class StreamData(ElementData):
                 self._live.remove(live)
                 if inspect.isgenerator(live.iterator):
                     error.add_note("cereal: a generator cannot go on after an error.")
-                    raise _Dead(error) from error
+                    raise _DeadError(error) from error
                 raise
             if here == position:
                 return value
@@ -232,7 +232,7 @@ class StreamData(ElementData):
         return _again, (self.make, self.length, self.with_epoch, self.sample, self.no_bookmark)
 
 
-class _Dead(PipelineError):
+class _DeadError(PipelineError):
     """An error after which an iterator gives nothing more; no policy can skip it."""
 
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
-from ..core.host_stage import as_host_function, check_before
 from ..core.execute import run_next
+from ..core.host_stage import as_host_function, check_before
 from ..core.numbers import as_whole
 from ..core.position import Remainder, steps_in
 from ..core.pytree import pytree_dataclass, set_fields, static_field
@@ -20,7 +20,7 @@ from ..core.rows import Rows
 from ..core.source import Mask, Positional, Source
 from ..core.spec import Spec
 from ..core.stage import Transform
-from ..core.taken import check_arrays, leaves_of, spec_of_element
+from ..core.taken import as_arrays, check_arrays, spec_of_element
 from ..core.wrapper import PositionalWrapper, Wrapper
 from .collated import CollatedBatches, collate_as_arrays
 
@@ -122,7 +122,6 @@ class BatchTransform(Transform[Any, Any]):
             _check_fits(batched.lanes, source.length)
         return batched
 
-
     def _collated(self, source: Source[Any]) -> Source[Any]:
         check_before(source, self.label)
         assert isinstance(source, Positional)
@@ -218,9 +217,7 @@ class Batched(PositionalWrapper[T_co]):
         if self.source.lanes:
             return _repeated(self.source.sample(), self.batch.batch_size)
         spec = Spec(self.source.element_spec())
-        arrays = leaves_of(self.source.sample(), spec)
-        stacked = [_repeated(x.astype(s.dtype), self.batch.batch_size) for x, s in zip(arrays, spec.leaves, strict=True)]
-        return jax.tree.unflatten(spec.structure, stacked)
+        return _repeated(as_arrays(self.source.sample(), spec), self.batch.batch_size)
 
     def passes(self, rows: Rows) -> Any:
         return self.source.passes(rows)

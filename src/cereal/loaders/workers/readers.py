@@ -1,7 +1,7 @@
 """Who reads the host part of a loader: its options, its threads, its buffers.
 
-    iterate, scan_epoch      a track of their own, closed when they end
-    callbacks of programs    `serve`: a track for every walk through positions that they ask for
+iterate, scan_epoch      a track of their own, closed when they end
+callbacks of programs    `serve`: a track for every walk through positions that they ask for
 """
 
 from __future__ import annotations
@@ -112,7 +112,11 @@ class Readers(HostData):
         found = []
         for (_, rows), key, walk in zip(requests, keys, walks, strict=True):
             if walk is not None:
-                fetched = walk.take(rows)
+                try:
+                    fetched = walk.take(rows)
+                except BaseException:
+                    self._end(walk)  # the program goes on without this position, the walk cannot
+                    raise
                 with self._lock:
                     self._served[key] = fetched
                     while len(self._served) > max(_MOST_SERVED, 2 * len(keys)):
@@ -136,6 +140,12 @@ class Readers(HostData):
             self._walks.popitem(last=False)[1].close()
         del rows
         return walk
+
+    def _end(self, ended: Any) -> None:
+        with self._lock:
+            for key in [key for key, walk in self._walks.items() if walk is ended]:
+                del self._walks[key]
+        ended.close()
 
     def _fetch_now(self, rows: Rows) -> Rows:
         reading = Reading(self._policy, self._buffers, masked=True)
@@ -215,6 +225,9 @@ class _Unknown:
 
     def take(self, rows: Rows) -> Rows:
         return self._readers._fetch_now(rows)
+
+    def close(self) -> None:
+        pass
 
 
 def _bytes(tree: Any) -> Any:

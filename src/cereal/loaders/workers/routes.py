@@ -33,7 +33,7 @@ class Routes:
         compiled: bool = True,
     ) -> None:
         self._each = steps_at_once  # several steps as one: [steps, *lanes]
-        self._remainder, self._total = remainder, total
+        self._remainder: Remainder | None = remainder
         lanes = source.plan.batch * steps_at_once
         most = _LANES if compiled else _LANES // 8
         self._size = max(1, most // lanes)

@@ -67,6 +67,11 @@ class _Job:
         self.readings: list[WorkerReading] = []
         self.doomed: dict[Any, Exception] = {}
 
+    @property
+    def waits(self) -> bool:
+        """Whether no thread is at it."""
+        return self.thread is None and not self.done
+
     def place(self) -> Failed | None:
         """Where it is; the last who began something tells."""
         places = [mine.place() for mine in list(self.readings)]
@@ -150,10 +155,9 @@ class Track:
             more = end - self._wanted
             self._wanted = max(self._wanted, end)
             again = self._jobs.get(self.taken)
-            if again is not None and again.thread is None and not again.done:
-                if again not in self._retry:
-                    self._retry.append(again)
-                    more = max(more, 1)
+            if again is not None and again.waits and again not in self._retry:
+                self._retry.append(again)
+                more = max(more, 1)
             if more > 0:
                 self.crew.wake(more)
 
