@@ -38,10 +38,10 @@ def batch_of_two(batch: Any, mask: Any) -> Any:
         ([], "the pipeline is empty; its first stage must be a source"),
         (
             [BatchTransform(4)],
-            r"stage 0 must be a source, got BatchTransform .*start the list with, for example, "
+            r"stage 0 must be a source, .* got BatchTransform .*start the list with, for example, "
             r"`ArraySampleSource\(data\)`",
         ),
-        ([MapTransform(abs), BatchTransform(4)], r"stage 0 must be a source, got MapTransform"),
+        ([MapTransform(abs), BatchTransform(4)], r"stage 0 must be a source, .* got MapTransform"),
         (
             BatchTransform(4),
             r"is the transform BatchTransform\(4\) and has no source; write "
@@ -56,8 +56,8 @@ def batch_of_two(batch: Any, mask: Any) -> Any:
         ("data", r"must be a source or a list that starts with one, got str \('data'\)"),
         (None, "must be a source or a list that starts with one, got NoneType"),
         (
-            [np.arange(4), BatchTransform(4)],
-            r"stage 0 must be a source, got ndarray .*`ArraySampleSource\(data\)`",
+            [{"a": "text"}, BatchTransform(4)],
+            r"stage 0 must be a source, .* got dict .*`ArraySampleSource\(data\)`",
         ),
         (
             [RangeSource(4), BatchTransform(2), RangeSource(5)],
@@ -173,14 +173,14 @@ def test_an_undecorated_source_names_the_decorator(pipeline: Any, where: str) ->
             {"shuffle": True},
             r'no `shuffle=`; write `ArraySampleSource\(data, ordering="shuffle"\)`',
         ),
-        ({"num_workers": 4}, "no `num_workers=`; leave it out"),
+        ({"num_workers": 4}, "no `num_workers=`; write `workers=4`"),
         (
             {"drop_last": True},
             r"no `drop_last=`; write `BatchTransform\(batch_size, drop_last=True\)`",
         ),
-        ({"collate_fn": len}, r"no `collate_fn=`; use `MapTransform\(fn\)`"),
+        ({"collate_fn": len}, r"no `collate_fn=`; write `BatchTransform\(batch_size, collate=fn\)`"),
         ({"sampler": [1]}, r"no `sampler=`; write `ArraySampleSource\(data, ordering=indices\)`"),
-        ({"prefetch": 2}, "unknown option `prefetch=`; it takes `pipeline`, a list of stages"),
+        ({"threads": 2}, "unknown option `threads=`; it takes `pipeline`, a list of stages"),
     ],
 )
 def test_options_of_other_loaders_print_the_line_to_write(

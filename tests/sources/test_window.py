@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import re
 import pickle
 import weakref
 from pathlib import Path
@@ -332,7 +333,9 @@ def open_files(folder: Path) -> int:
     return sum(str(folder) in os.readlink(link) for link in links if link.is_symlink())
 
 
-def test_a_file_is_closed_when_all_loaders_are_gone_although_programs_stay(tmp_path: Path) -> None:
+def test_a_file_is_closed_when_all_loaders_are_gone_although_programs_stay(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     loader = DataLoader([WindowSource(mapped(TOKENS, tmp_path), 5), BatchTransform(4)])
     state = loader.init_state(0)
     passed = jax.jit(lambda loader, state: loader.next_batch(state))
@@ -352,8 +355,9 @@ def test_a_file_is_closed_when_all_loaders_are_gone_although_programs_stay(tmp_p
     assert open_files(tmp_path) == 0
     with pytest.raises(cereal.CerealError, match="the data of a source on the host is gone"):
         jax.tree.unflatten(structure, leaves)
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"host is gone: .*; keep the loader"):
-        jax.block_until_ready(compiled(state))
+    _, _, mask = jax.block_until_ready(compiled(state))  # of several devices none may raise
+    assert not mask.any()
+    assert re.search(r"host is gone: .*; keep the loader", capfd.readouterr().err)
 
 
 def test_parts_of_a_file_that_begin_alike_have_different_digests(folder: Path) -> None:

@@ -46,16 +46,13 @@ def stripped(source: Positional[Any]) -> Any:
     What is compiled needs only its structure: so one program serves all loaders of that structure,
     and no program knows of the data.
     """
+    if not source.host:
+        return source
     return jax.tree.map(
         lambda x: None if isinstance(x, HostData) else x,
         source,
         is_leaf=lambda x: isinstance(x, HostData),
     )
-
-
-def host_fetch(source: Positional[Any]) -> Any:
-    """`source.fetch`, for those who have the way of reading already."""
-    return source.fetch
 
 
 @partial(jax.jit, static_argnames="masked")
@@ -120,8 +117,8 @@ class Delivery:
 
 
 def _next_on_host(source: Positional[Any], state: Any) -> tuple[Any, Any, Any]:
-    rows, words = routed_rows(source, state.words, 1)
-    values, mask = read_rows(source, rows[0], masked=True)
+    rows, words = source.next_rows(state.words)
+    values, mask = read_fetched(source, rows, masked=True)
     return values, mask, state.replaced(words)
 
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from .errors import PipelineError
-from .execute import run_next
+from .execute import routed_rows, run_next
 from .host_program import fetched_in_program
 from .ordering import Order, as_order
 from .permutation import MAX_TRACED
@@ -156,6 +156,14 @@ class Positional(Source[T_co]):
     def fetch(self, rows: Rows) -> Rows:
         """The routed rows (in NumPy) with what Python reads for them; outside of programs."""
         return rows
+
+    def next_rows(self, words: Any) -> tuple[Rows, Any]:
+        """The rows of the next step, fetched, and the state's words after it; outside of programs.
+
+        For sources that Python reads.
+        """
+        rows, words = routed_rows(self, words, 1)
+        return self.fetch(rows[0]), words
 
     @abstractmethod
     def read(self, rows: Rows) -> tuple[T_co, Any]:

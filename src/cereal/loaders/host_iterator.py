@@ -11,8 +11,10 @@ import contextlib
 import weakref
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 
+from ..core.callback import raising
 from ..core.execute import Delivery
 from ..core.source import Mask
 from ..core.state import PipelineState, make_words
@@ -37,6 +39,7 @@ class HostIterator(PositionalIterator[T]):
         super()._start(state)
         self._deliver = Delivery(self._source)
         self._failed: Exception | None = None
+        self._rows: Any = None  # of the next batch, where it is read but not made
         self._passes = self._epochs  # epochs to go, where their length is not known
         if self._source.stream is not None:
             self._source.stream.adopt(state.bookmark)
@@ -78,14 +81,24 @@ class HostIterator(PositionalIterator[T]):
     def _take(self) -> None:
         if self._track is None:
             self._open()
-        rows = self._track.take()  # type: ignore[union-attr]
+        if self._rows is None:
+            self._rows = self._track.take()  # type: ignore[union-attr]
         while self._source.unknown_length and self._epoch_is_over():
-            rows = self._next_epoch()
-        values, mask = self._deliver(rows, masked=False)
+            self._rows = self._next_epoch()
+        values, mask = self._delivered(self._rows)
+        self._rows = None  # until then the batch has not been made, and may be asked for again
         if not self._source.masks:
             mask = self._mask_of(self._issued)
         self._ready.append((values, mask))
         self._issued += 1
+
+    def _delivered(self, rows: Any) -> tuple[Any, Any]:
+        callbacks = self._source.callbacks
+        if not callbacks:
+            return self._deliver(rows, masked=False)
+        with raising(callbacks):
+            # The user's function has run, or has failed, when the batch is handed out.
+            return jax.block_until_ready(self._deliver(rows, masked=False))
 
     # Data whose end is not known
 
@@ -100,6 +113,7 @@ class HostIterator(PositionalIterator[T]):
         epoch, offset = self._position(self._issued)
         nothing = offset == 0 and self._source.stream.end_of(epoch) == 0
         self.close()
+        self._rows = None
         self._origin, self._handed, self._issued = (epoch + 1, 0), 0, 0
         self._words = jnp.asarray(make_words(self._key, epoch + 1, 0))
         self._passes = None if self._passes is None else self._passes - 1

@@ -156,9 +156,10 @@ class DataLoader(Generic[T]):
         source = self.running
         if isinstance(source, Positional):
             check_state(state, source.fingerprint)
+            if source.host:
+                return HostIterator(source, state, steps, epochs, progress)
             if not source.callbacks:
-                kind = HostIterator if source.host else PositionalIterator
-                return kind(source, state, steps, epochs, progress)
+                return PositionalIterator(source, state, steps, epochs, progress)
         return StreamIterator(source, state, steps, epochs, progress)
 
     def scan_epoch(

@@ -12,15 +12,16 @@ from collections import OrderedDict
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ...core.buffers import Buffers
 from ...core.errors import CerealError
-from ...core.execute import host_fetch
 from ...core.host_data import HostData
 from ...core.position import Remainder, starts
 from ...core.reading import Reading, reading_as
 from ...core.rows import Rows
+from ...core.settings import current_settings
 from ...core.source import Positional
 from ...core.state import make_words
 from .crew import Crew
@@ -28,7 +29,7 @@ from .options import Options
 from .routes import Routes
 from .track import InlineTrack, Track, log
 
-_MOST_WALKS = 128
+_MOST_WALKS = 16
 _MOST_SERVED = 8
 _FIRST_SKIPS = 3
 
@@ -43,21 +44,17 @@ class Readers(HostData):
         self.prefetch = options.ahead(source, self.threads)
         self.crew = Crew(max(1, self.threads))
         self._buffers = Buffers(self.prefetch + self.threads + 4)
-        self.skipped = 0
         self._lock = threading.Lock()
-        self._policy = options.policy(self._count)
+        self._skips = _Skips()
+        self._policy = options.policy(self._skips)
         self._walks: OrderedDict[Any, _Walk] = OrderedDict()
         self._served: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
         weakref.finalize(self, self.crew.close)
 
-    def _count(self, error: Exception) -> None:
-        with self._lock:
-            self.skipped += 1
-            count = self.skipped
-        if count <= _FIRST_SKIPS:
-            more = "; more are counted in `loader.skipped`" if count == _FIRST_SKIPS else ""
-            place = getattr(error, "element", None)
-            log.warning("skipped: %s: %s, in %s%s", type(error).__name__, error, place, more)
+    @property
+    def skipped(self) -> int:
+        """How many elements were left out because of errors."""
+        return self._skips.count
 
     def inline_reading(self) -> Reading:
         """How the caller's thread reads."""
@@ -69,25 +66,29 @@ class Readers(HostData):
         total: int | None,
         *,
         remainder: Remainder | None = None,
-        steps_at_once: int = 1,
+        steps_at_once: int | None = None,
         prefetch: int | None = None,
     ) -> Track | InlineTrack:
         """The steps from a position on; who takes it closes it."""
-        source, fetch = self.source, host_fetch(self.source)
         routes = Routes(
-            source, words, remainder=remainder, steps_at_once=steps_at_once, total=total
+            self.source, words, remainder=remainder, steps_at_once=steps_at_once, total=total
         )
         if self.threads == 0:
+            fetch = self.source.fetch
             return InlineTrack(fetch, routes, buffers=self._buffers, on_error=self._policy)
+        prefetch = self.prefetch if prefetch is None else prefetch
+        return self.open_track(routes, prefetch=prefetch, total=total)
+
+    def open_track(self, rows_of: Any, **options: Any) -> Track:
+        """Steps whose rows are known, read by the crew."""
         return Track(
             self.crew,
-            fetch,
-            routes,
-            prefetch=self.prefetch if prefetch is None else prefetch,
-            total=total,
+            self.source.fetch,
+            rows_of,
             buffers=self._buffers,
             on_error=self._policy,
             timeout=self.options.timeout,
+            **options,
         )
 
     def close(self) -> None:
@@ -106,9 +107,9 @@ class Readers(HostData):
         """
         keys = [(_bytes(words), _bytes(rows)) for words, rows in requests]
         walks = []
-        for (words, rows), key in zip(requests, keys, strict=True):
+        for (words, _), key in zip(requests, keys, strict=True):
             with self._lock:
-                walks.append(None if key in self._served else self._walk(words, rows, len(keys)))
+                walks.append(None if key in self._served else self._walk(words, len(keys)))
         found = []
         for (_, rows), key, walk in zip(requests, keys, walks, strict=True):
             if walk is not None:
@@ -125,21 +126,47 @@ class Readers(HostData):
                 continue
             with self._lock:
                 again = self._served.get(key)
-            found.append(self._fetch_now(rows) if again is None else again)
+            found.append(self.fetch_now(rows, in_program=True) if again is None else again)
         return found
 
-    def _walk(self, words: Any, rows: Rows, at_once: int) -> Any:
+    def _walk(self, words: Any, at_once: int) -> Any:
         """The walk that comes to this position next, or a new one; None: it is not known."""
         if words is None:
             return _Unknown(self)
-        walk = self._walks.pop(_bytes(words), None)
+        walk = self._walks.pop(("program", _bytes(words)), None)
         if walk is None:
-            walk = _Walk(self, words, 1 if at_once > 4 else max(1, self.prefetch))
-        self._walks[walk.following()] = walk
-        while len(self._walks) > max(_MOST_WALKS // 8, 2 * at_once):
-            self._walks.popitem(last=False)[1].close()
-        del rows
+            prefetch = 1 if at_once > 4 else max(1, self.prefetch)
+            walk = _Walk(self, words, prefetch, in_program=True)
+        self._keep(walk, "program", 2 * at_once)
         return walk
+
+    def _keep(self, walk: _Walk, kind: str, least: int) -> np.ndarray:
+        """Notes at which position the walk will be asked again."""
+        following = walk.following()
+        self._walks[kind, _bytes(following)] = walk
+        while len(self._walks) > max(_MOST_WALKS, least):
+            self._walks.popitem(last=False)[1].close()
+        return following
+
+    # Calls of `next_batch` outside of programs
+
+    def next_rows(self, words: Any) -> tuple[Rows, Any]:
+        """The rows of this position, fetched, and the words after it.
+
+        Who asks for positions one after the other is read ahead for, from the second on.
+        """
+        words = np.asarray(words)
+        with self._lock:
+            walk = self._walks.pop(("python", _bytes(words)), None)
+            known = walk is not None
+            walk = walk or _Walk(self, words, self.prefetch, in_program=False)
+            following = self._keep(walk, "python", 0)
+        try:
+            fetched = walk.take() if known else self.fetch_now(walk.first(), in_program=False)
+        except BaseException:
+            self._end(walk)
+            raise
+        return fetched, jnp.asarray(following)
 
     def _end(self, ended: Any) -> None:
         with self._lock:
@@ -147,70 +174,89 @@ class Readers(HostData):
                 del self._walks[key]
         ended.close()
 
-    def _fetch_now(self, rows: Rows) -> Rows:
-        reading = Reading(self._policy, self._buffers, masked=True)
-        with reading_as(reading), jax.no_execution():
-            return host_fetch(self.source)(rows)
+    def fetch_now(self, rows: Rows, *, in_program: bool) -> Rows:
+        """Reads in the caller's thread."""
+        reading = Reading(self._policy, self._buffers, masked=in_program)
+        with reading_as(reading), current_settings()(executes=not in_program):
+            return self.source.fetch(rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Readers, (self.source, self.options)
 
 
-class _Walk:
-    """Positions that follow each other, as a program asks for them."""
+class _Skips:
+    """Counts elements that are left out; it does not hold the loader, as its threads hold it."""
 
-    def __init__(self, readers: Readers, words: Any, prefetch: int) -> None:
-        self._readers = weakref.ref(readers)
-        source = readers.source
-        self._arithmetic = source.plan.arithmetic
-        self._words, self._step = np.asarray(words), 0
+    def __init__(self) -> None:
+        self.count = 0
         self._lock = threading.Lock()
-        self._routes = Routes(source, self._words, compiled=False)
+
+    def __call__(self, error: Exception) -> None:
+        with self._lock:
+            self.count += 1
+            count = self.count
+        if count <= _FIRST_SKIPS:
+            more = "; more are counted in `loader.skipped`" if count == _FIRST_SKIPS else ""
+            place = getattr(error, "element", None)
+            log.warning("skipped: %s: %s, in %s%s", type(error).__name__, error, place, more)
+
+
+class _Walk:
+    """Positions that follow each other, as a program or a Python loop asks for them."""
+
+    def __init__(self, readers: Readers, words: Any, prefetch: int, *, in_program: bool) -> None:
+        self._readers = weakref.ref(readers)
+        self._arithmetic = readers.source.plan.arithmetic
+        self._words, self._steps, self._prefetch = np.asarray(words), 0, prefetch
+        self._in_program = in_program
+        self._lock = threading.Lock()
+        self._routes = Routes(readers.source, self._words, compiled=not in_program)
+        self._begun = 0  # steps that were read without a track
         self._rows: dict[int, Any] = {}
         self._track: Any = None
-        if readers.threads:
-            self._track = Track(
-                readers.crew,
-                host_fetch(source),
-                self._rows_of,
-                prefetch=prefetch,
-                total=None,
-                buffers=readers._buffers,
-                on_error=readers._policy,
-                timeout=readers.options.timeout,
-                masked=True,
-                executes=False,
-            )
 
-    def _rows_of(self, step: int) -> Any:
-        rows = self._routes(step)
-        self._rows[step] = rows
-        return rows
-
-    def following(self) -> Any:
-        """The position after the next one."""
+    def following(self) -> np.ndarray:
+        """The words of the position after the next one; it has been asked for then."""
         words = self._words
         offset = (int(words[3]) << 32) | int(words[4])
-        self._step += 1
-        at = starts(np, int(words[2]), offset, self._step, **self._arithmetic)
-        key = (int(words[0]), int(words[1]))
-        return _bytes(make_words(key, int(at[0]), int(at[1])))
+        self._steps += 1
+        at = starts(np, int(words[2]), offset, self._steps, **self._arithmetic)
+        return make_words((int(words[0]), int(words[1])), int(at[0]), int(at[1]))
 
-    def take(self, rows: Rows) -> Rows:
-        """The next position's rows, as they were predicted, or if not, as they are."""
+    def take(self, rows: Rows | None = None) -> Rows:
+        """The next position's rows, fetched; if they are not as predicted, those given."""
         readers = self._readers()
         if readers is None:
             raise CerealError("the loader is gone, while a compiled program still reads it.")
-        if self._track is None:
-            return readers._fetch_now(rows)
+        if not readers.threads and rows is not None:
+            return readers.fetch_now(rows, in_program=self._in_program)
         with self._lock:
+            if self._track is None:
+                self._track = self._open(readers)
             step = self._track.taken
             fetched = self._track.take()
             predicted = self._rows.pop(step, None)
-        if predicted is None or not _same(predicted, rows):
-            return readers._fetch_now(rows)
-        # In the types of the program, and with a key as it has it.
-        return fetched
+        if rows is None or (predicted is not None and _same(predicted, rows)):
+            return fetched
+        return readers.fetch_now(rows, in_program=self._in_program)
+
+    def _open(self, readers: Readers) -> Track:
+        return readers.open_track(
+            self._rows_of,
+            prefetch=self._prefetch,
+            masked=self._in_program,
+            executes=not self._in_program,
+        )
+
+    def first(self) -> Rows:
+        """The rows of the position that it begins with."""
+        self._begun = 1
+        return self._routes(0)
+
+    def _rows_of(self, step: int) -> Any:
+        rows = self._routes(step + self._begun)
+        self._rows[step] = rows
+        return rows
 
     def close(self) -> None:
         if self._track is not None:
@@ -224,7 +270,7 @@ class _Unknown:
         self._readers = readers
 
     def take(self, rows: Rows) -> Rows:
-        return self._readers._fetch_now(rows)
+        return self._readers.fetch_now(rows, in_program=True)
 
     def close(self) -> None:
         pass

@@ -28,13 +28,14 @@ class Routes:
         words: Any,
         *,
         remainder: Remainder | None = None,
-        steps_at_once: int = 1,
+        steps_at_once: int | None = None,
         total: int | None = None,
         compiled: bool = True,
     ) -> None:
-        self._each = steps_at_once  # several steps as one: [steps, *lanes]
+        self._chunks = steps_at_once is not None  # several steps as one: [steps, *lanes]
+        self._each = steps_at_once or 1
         self._remainder: Remainder | None = remainder
-        lanes = source.plan.batch * steps_at_once
+        lanes = source.plan.batch * self._each
         most = _LANES if compiled else _LANES // 8
         self._size = max(1, most // lanes)
         if total is not None:
@@ -54,7 +55,7 @@ class Routes:
             self._block = self._next_block()
         assert step >= self._begin
         block, at = self._block, (step - self._begin) * self._each
-        return block[at] if self._each == 1 else block[at : at + self._each]
+        return block[at : at + self._each] if self._chunks else block[at]
 
     def _next_block(self) -> Any:
         steps = self._size * self._each

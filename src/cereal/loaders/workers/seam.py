@@ -46,6 +46,11 @@ class Seam(PositionalWrapper[T_co]):
         with reading_as(self.readers.inline_reading()):
             return self.source.fetch(rows)
 
+    def next_rows(self, words: Any) -> tuple[Rows, Any]:
+        if not self.readers.threads:
+            return super().next_rows(words)
+        return self.readers.next_rows(words)
+
     def read(self, rows: Rows) -> tuple[T_co, Any]:
         return self.source.read(rows)
 

@@ -88,7 +88,7 @@ class Track:
         rows_of: Callable[[int], Any],
         *,
         prefetch: int,
-        total: int | None,
+        total: int | None = None,
         buffers: Buffers,
         on_error: OnError = raise_it,
         timeout: float | None = None,
