@@ -1,0 +1,12 @@
+"""One digest for every way to run a pipeline; `make elastic` runs all cells."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.digest import GOLDEN, Cell, digest, six_cells
+
+
+@pytest.mark.parametrize("cell", six_cells(), ids=str)
+def test_every_way_to_run_a_pipeline_has_the_golden_digest(cell: Cell) -> None:
+    assert digest(cell) == GOLDEN
