@@ -117,9 +117,11 @@ class Delivery:
 
 
 def _next_on_host(source: Positional[Any], state: Any) -> tuple[Any, Any, Any]:
+    if source.stream is not None:
+        source.stream.adopt(state.bookmark)
     rows, words = source.next_rows(state.words)
     values, mask = read_fetched(source, rows, masked=True)
-    return values, mask, state.replaced(words)
+    return values, mask, source.moved(state, words)
 
 
 def run_next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:

@@ -208,6 +208,12 @@ class Positional(Source[T_co]):
         """The iterators below, where elements come from something that only iterates."""
         return None
 
+    def moved(self, state: PipelineState, words: Any) -> PipelineState:
+        """The state at other words, outside of programs."""
+        if self.stream is None:
+            return state.replaced(words)
+        return PipelineState(words, state.fingerprint, self.stream.bookmark_for(words))
+
     @property
     def unknown_length(self) -> bool:
         """Whether an epoch ends when an iterator ends, and nobody knows when."""

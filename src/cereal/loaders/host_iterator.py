@@ -128,11 +128,7 @@ class HostIterator(PositionalIterator[T]):
     @property
     def state(self) -> PipelineState:
         state = super().state
-        if self._source.stream is None:
-            return state
-        bookmark = self._source.stream.bookmark_at(*self._position(self._handed))
-        bookmark = None if bookmark is None else jnp.asarray(bookmark)
-        return PipelineState(state.words, state.fingerprint, bookmark)
+        return self._source.moved(state, state.words)
 
     @state.setter
     def state(self, state: PipelineState) -> None:

@@ -9,6 +9,7 @@ is taken and moved over meanwhile; two are on their way at most.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -45,26 +46,26 @@ def scan_host(
         at = starts(np, epoch, offset, count, **arithmetic)
         return jnp.asarray(make_words((key0, key1), int(at[0]), int(at[1])))
 
+    if source.stream is not None:
+        source.stream.adopt(state.bookmark)
     light, pieces, running = stripped(source), [], deque()
-    readers = source.readers
-    for count, size_of_one in ((whole, chunk), (1 if rest else 0, rest)):
-        if not count:
-            continue
-        begin = words_after(0 if size_of_one == chunk and whole else whole * chunk)
-        prefetch = max(1, -(-readers.prefetch // size_of_one))
-        track = readers.track(
-            begin, count, remainder=remainder, steps_at_once=size_of_one, prefetch=prefetch
-        )
-        try:
-            track.start()
+    # What is left over comes first: the smaller chunk is read sooner, and the rest meanwhile.
+    plan = ((0, 1, rest), (rest, whole, chunk))
+    with contextlib.ExitStack() as tracks:
+        opened = []
+        for begin, count, each in plan:
+            if count and each:
+                track = _track(source.readers, words_after(begin), count, each, remainder)
+                tracks.callback(track.close)
+                track.start()
+                opened.append((track, count))
+        for track, count in opened:
             for _ in range(count):
                 carry, outputs = program(light, track.take(), carry)
                 pieces.append(outputs)
                 running.append((carry, outputs))
                 if len(running) > 2:
                     jax.block_until_ready(running.popleft())
-        finally:
-            track.close()
     if not pieces:
         rows = jax.tree.map(lambda x: x[:0], source.fetch(_rows_of(source, state)))
         carry, outputs = program(light, rows, carry)
@@ -72,7 +73,13 @@ def scan_host(
     outputs = pieces[0]
     if len(pieces) > 1:
         outputs = jax.tree.map(lambda *parts: jnp.concatenate(parts), *pieces)
-    return state.replaced(words_after(steps)), carry, outputs
+    return source.moved(state, words_after(steps)), carry, outputs
+
+
+def _track(readers: Any, words: Any, count: int, each: int, remainder: Remainder | None) -> Any:
+    """So many chunks of `each` steps, read ahead."""
+    prefetch = max(1, -(-readers.prefetch // each))
+    return readers.track(words, count, remainder=remainder, steps_at_once=each, prefetch=prefetch)
 
 
 def _rows_of(source: Any, state: PipelineState) -> Any:

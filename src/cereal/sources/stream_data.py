@@ -17,6 +17,7 @@ import threading
 from collections import OrderedDict, deque
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
@@ -216,6 +217,12 @@ class StreamData(ElementData):
             marks = [m for m in self._marks if m.epoch == epoch and m.position <= position]
         best = max(marks, key=lambda m: m.position, default=None)
         return self.no_bookmark if best is None else _packed(best)
+
+    def bookmark_for(self, words: Any) -> Any:
+        """The same for the words of a state, as JAX has it."""
+        _, _, epoch, high, low = (int(word) for word in np.asarray(words))
+        bookmark = self.bookmark_at(epoch, (high << 32) | low)
+        return None if bookmark is None else jnp.asarray(bookmark)
 
     def adopt(self, bookmark: Any) -> None:
         """Takes over the bookmark of a state that was saved."""
