@@ -165,6 +165,11 @@ def check_part(source: Any, owner: str, what: str) -> None:
         why = "has batches" if batched else "is a stream, which has no index"
         fix = "combine the sources first and batch them together" if batched else "use its steps"
         raise PipelineError(f"{owner}: {what}, {source.label}, {why}; {fix}.")
+    if source.stream is not None:
+        raise PipelineError(
+            f"{owner}: {what}, {source.label}, only iterates and cannot be read by index; combine "
+            f"iterators before, in `make_iterator`, or write the data with `save_arrays` first."
+        )
     _ = source.length  # complains about what is empty or too long
     if source.callbacks:
         raise PipelineError(

@@ -84,6 +84,11 @@ def _check(source: Any, label: str) -> None:
             f"{label} keeps elements by their index and cannot keep {what}; put it before the "
             f"BatchTransform, over an indexed source."
         )
+    if source.unknown_length:
+        raise PipelineError(
+            f"{label} comes after {source.label}, whose number of elements is not known; pass "
+            f"`IterableSource(make_iterator, length=...)`."
+        )
     if source.random_stages:
         raise PipelineError(
             f"{label} comes after a random stage: every epoch would see the augmentation of the "

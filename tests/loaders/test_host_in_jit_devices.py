@@ -1,0 +1,467 @@
+"""Host data in programs over several devices, and the errors of its callbacks: never a hang."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+import cereal
+from cereal import BatchTransform, DataLoader, DiskSampleSource
+
+N, B = 40, 4
+LIMIT = 120  # seconds: a hang
+
+
+def make(fn: Any, **options: Any) -> DataLoader[Any]:
+    spec = jax.ShapeDtypeStruct((), np.int32)
+    source = DiskSampleSource(N, fn, sample_spec=spec, ordering="sequential")
+    return DataLoader([source, BatchTransform(B)], **{"workers": 1, "prefetch": 2, **options})
+
+
+def square(i: int) -> np.int32:
+    return np.int32(i * i)
+
+
+def at(step: int) -> list[int]:
+    return [(i % N) ** 2 for i in range(step * B, (step + 1) * B)]
+
+
+def mesh_of(devices: int) -> Any:
+    auto = (jax.sharding.AxisType.Auto,)
+    return jax.make_mesh((devices,), ("d",), devices=jax.devices()[:devices], axis_types=auto)
+
+
+def keep(carry: Any, batch: Any, mask: Any) -> tuple[Any, Any]:
+    return carry, batch
+
+
+# Programs over several devices
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_device_of_a_shard_map_gets_the_batch(devices: int, workers: int) -> None:
+    with make(square, workers=workers) as loader:
+
+        def one(state: Any, weight: Any) -> Any:
+            batch, state, _ = loader.next_batch(state)
+            return lax.psum(batch * weight[0], "d"), state
+
+        whole, parts = PartitionSpec(), PartitionSpec("d")
+        mapped = jax.shard_map(
+            one,
+            mesh=mesh_of(devices),
+            in_specs=(whole, parts),
+            out_specs=(whole, whole),
+            check_vma=False,
+        )
+        step, state = jax.jit(mapped), loader.init_state(0)
+        weight = jnp.arange(1, devices + 1)
+        for number in range(6):
+            total, state = step(state, weight)
+            factor = sum(range(1, devices + 1))
+            assert total.tolist() == [factor * x for x in at(number)]
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_every_device_of_a_shard_map_walks_its_own_state(devices: int) -> None:
+    with make(square) as loader:
+        states = [loader.state_at(0, 3 * number) for number in range(devices)]
+        together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+
+        def one(states: Any) -> Any:
+            state = jax.tree.map(lambda x: x[0], states)
+            state, _, batches = loader.scan_epoch(state, 0, keep, steps=2)
+            return batches[None], lax.psum(batches, "d")
+
+        parts = PartitionSpec("d")
+        mapped = jax.shard_map(
+            one,
+            mesh=mesh_of(devices),
+            in_specs=(parts,),
+            out_specs=(parts, PartitionSpec()),
+            check_vma=False,
+        )
+        found, total = jax.jit(mapped)(together)
+        truth = np.array([[at(3 * n), at(3 * n + 1)] for n in range(devices)])
+        assert found.tolist() == truth.tolist()
+        assert total.tolist() == truth.sum(axis=0).tolist()
+
+
+def test_devices_that_ask_for_one_position_read_it_once() -> None:
+    counts: Counter[int] = Counter()
+    lock = threading.Lock()
+
+    def read(i: int) -> np.int32:
+        with lock:
+            counts[i] += 1
+        return square(i)
+
+    with make(read) as loader:
+        counts.clear()
+
+        def one(state: Any) -> Any:
+            batch, state, _ = loader.next_batch(state)
+            return lax.psum(batch, "d"), state
+
+        whole = PartitionSpec()
+        step = jax.jit(
+            jax.shard_map(
+                one,
+                mesh=mesh_of(4),
+                in_specs=(whole,),
+                out_specs=(whole, whole),
+                check_vma=False,
+            )
+        )
+        state = loader.init_state(0)
+        for number in range(8):
+            total, state = jax.block_until_ready(step(state))
+            assert total.tolist() == [4 * x for x in at(number)]
+        readers: Any = loader.running.readers  # type: ignore[attr-defined]
+        assert len(readers.crew._tracks) <= 2
+        assert max(counts.values()) == 1
+
+
+def test_pmap_gives_each_device_its_keys_batch() -> None:
+    source = DiskSampleSource(N, square, ordering="shuffle")
+    with DataLoader([source, BatchTransform(B)], workers=2) as loader:
+        keys = jax.random.split(jax.random.key(0), 4)
+        states = jax.vmap(loader.init_state)(keys)
+        found, _, mask = jax.pmap(loader.next_batch)(states)
+        assert mask.all()
+        for lane in range(4):
+            assert found[lane].tolist() == (loader.indices_at(keys[lane], 0) ** 2).tolist()
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("passed", [False, True])
+def test_a_batch_meets_sharded_arrays_in_one_program(devices: int, passed: bool) -> None:
+    with make(square) as loader:
+        mesh = mesh_of(devices)
+        weight = jax.device_put(jnp.arange(B), NamedSharding(mesh, PartitionSpec("d")))
+        state = jax.device_put(loader.init_state(0), NamedSharding(mesh, PartitionSpec()))
+
+        def train(loader: Any, weight: Any, state: Any) -> Any:
+            def body(carry: Any, batch: Any, mask: Any) -> Any:
+                return carry + batch, (batch * weight).sum()
+
+            return loader.scan_epoch(state, weight * 0, body, steps=5)
+
+        run: Any = jax.jit(train)
+        if not passed:
+            inner = jax.jit(lambda weight, state: train(loader, weight, state))
+            run = lambda loader, weight, state: inner(weight, state)  # noqa: E731
+        state, total, outputs = run(loader, weight, state)
+        truth = np.array([at(number) for number in range(5)])
+        assert total.tolist() == truth.sum(axis=0).tolist()
+        assert outputs.tolist() == (truth * np.arange(B)).sum(axis=1).tolist()
+        assert set(total.devices()) == set(mesh.devices.flat)
+
+
+def test_a_program_on_another_device_than_the_first_reads_too() -> None:
+    with make(square) as loader, jax.default_device(jax.devices()[2]):
+        batch, state, _ = jax.jit(loader.next_batch)(loader.init_state(0))
+        assert batch.tolist() == at(0)
+        assert batch.devices() == {jax.devices()[2]}
+        assert loader.next_batch(state)[0].tolist() == at(1)
+
+
+# Errors on several devices
+
+
+class BrokenError(Exception):
+    pass
+
+
+@pytest.fixture
+def broken() -> Any:
+    """A loader, and an event: while it is set, element 5 cannot be read."""
+    fails = threading.Event()
+
+    def read(i: int) -> np.int32:
+        if fails.is_set() and i == 5:
+            raise BrokenError("the disk is on fire")
+        return square(i)
+
+    with make(read) as loader:
+        yield loader, fails
+
+
+CALLS: dict[str, Any] = {
+    "next_batch": lambda loader: loader.next_batch(loader.init_state(0)),
+    "batch_at": lambda loader: loader.batch_at(0, 0),
+    "scan_epoch": lambda loader: loader.scan_epoch(loader.init_state(0), 0, keep, steps=1),
+    "iterate": lambda loader: next(loader.iterate()),
+    "evaluate": lambda loader: cereal.evaluate(loader, lambda batch: batch),
+    "a program": lambda loader: jax.jit(lambda s: loader.next_batch(s)[0])(loader.init_state(0)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_next_call_of_the_loader_raises_what_a_program_could_not(
+    name: str, broken: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loader, fails = broken
+    step = jax.jit(loader.next_batch)
+    fails.set()
+    batch, _, mask = step(loader.state_at(0, 1))
+    assert not mask.any()
+    assert batch.tolist() == [0] * B
+    printed = capfd.readouterr().err
+    assert "BrokenError: the disk is on fire" in printed
+    assert "element 5 of epoch 0" in printed
+    fails.clear()
+    with pytest.raises(BrokenError, match="the disk is on fire") as caught:
+        CALLS[name](loader)
+    error: Any = caught.value
+    assert error.element.index == 5
+    CALLS[name](loader)
+    assert step(loader.state_at(0, 1))[0].tolist() == at(1)
+
+
+def test_an_error_in_the_middle_of_a_scan_masks_that_batch_alone(broken: Any) -> None:
+    loader, fails = broken
+
+    def both(carry: Any, batch: Any, mask: Any) -> Any:
+        return carry + mask.sum(), (batch, mask)
+
+    run = jax.jit(lambda state: loader.scan_epoch(state, 0, both, steps=4))
+    fails.set()
+    _, real, (batches, masks) = run(loader.init_state(0))
+    assert int(real) == 3 * B
+    assert masks.all(axis=1).tolist() == [True, False, True, True]
+    assert [batches[n].tolist() for n in (0, 2, 3)] == [at(0), at(2), at(3)]
+    with pytest.raises(BrokenError):
+        loader.next_batch(loader.init_state(0))
+    fails.clear()
+    assert run(loader.init_state(0))[2][0].tolist() == [at(n) for n in range(4)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_elements_that_are_skipped_in_a_program_are_masked_and_counted(workers: int) -> None:
+    def read(i: int) -> np.int32:
+        if i % 5 == 0:
+            raise BrokenError(str(i))
+        return square(i)
+
+    with make(read, workers=workers, on_error="skip") as loader:
+        _, _, (batches, masks) = jax.jit(
+            lambda s: loader.scan_epoch(s, 0, lambda c, b, m: (c, (b, m)), steps=N // B)
+        )(loader.init_state(0))
+        kept = np.asarray(batches)[np.asarray(masks)].tolist()
+        assert kept == [i * i for i in range(N) if i % 5]
+        assert loader.skipped >= N // 5
+
+
+# In processes of their own: what might hang or abort
+
+BEGIN = """
+import os, sys
+import jax, jax.numpy as jnp, numpy as np
+import cereal
+from cereal import BatchTransform, DataLoader, DiskSampleSource, MapTransform
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+SPEC = jax.ShapeDtypeStruct((), np.int32)
+DEVICES = jax.device_count()
+def make(fn, **options):
+    source = DiskSampleSource(400, fn, sample_spec=SPEC, ordering="sequential")
+    return DataLoader([source, BatchTransform(4)], **{"workers": 1, **options})
+def collective(loader):
+    mesh = jax.make_mesh((DEVICES,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    def one(state):
+        batch, state, mask = loader.next_batch(state)
+        return lax.psum(batch, "d"), lax.psum(mask.astype(jnp.int32), "d"), state
+    whole = PartitionSpec()
+    return jax.jit(jax.shard_map(
+        one, mesh=mesh, in_specs=(whole,), out_specs=(whole,) * 3, check_vma=False))
+"""
+
+
+def run_alone(code: str, devices: int) -> str:
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    script = BEGIN + textwrap.dedent(code)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"it hangs: {error.stdout!r} {error.stderr!r}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.endswith("healthy\n"), done.stdout[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_an_error_on_every_device_of_a_collective_leaves_the_process_healthy(devices: int) -> None:
+    printed = run_alone(
+        """
+        fails = [True]
+        def read(i):
+            if fails[0] and i == 5:
+                raise OSError("the disk is on fire")
+            return np.int32(i)
+        loader = make(read)
+        step = collective(loader)
+        for _ in range(3):
+            total, real, _ = step(loader.state_at(0, 1))
+            assert not np.asarray(real).any(), real
+        try:
+            loader.next_batch(loader.init_state(0))
+            raise SystemExit("nothing was raised")
+        except OSError as error:
+            assert "on fire" in str(error)
+        fails[0] = False
+        total, real, _ = step(loader.state_at(0, 1))
+        assert total.tolist() == [DEVICES * i for i in (4, 5, 6, 7)], total
+        assert [b.tolist() for b, _ in loader.iterate(steps=2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        print("healthy")
+        """,
+        devices,
+    )
+    assert "OSError: the disk is on fire" in printed
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_a_host_function_that_runs_jax_in_a_program_is_an_error_and_no_hang(
+    devices: int, workers: int
+) -> None:
+    printed = run_alone(
+        f"""
+        def read(i):
+            return np.int32(jnp.sum(jnp.arange(3)) * 0 + i)
+        loader = make(read, workers={workers})
+        assert loader.next_batch(loader.init_state(0))[0].tolist() == [0, 1, 2, 3]
+        step = collective(loader)
+        try:
+            real = np.asarray(step(loader.init_state(0))[1])
+            assert DEVICES > 1
+            assert not real.any(), real
+        except jax.errors.JaxRuntimeError as error:
+            assert DEVICES == 1
+            print(error)
+        plain = make(lambda i: np.int32(i))
+        total = collective(plain)(plain.init_state(0))[0]
+        assert total.tolist() == [DEVICES * i for i in range(4)]
+        print("healthy")
+        """,
+        devices,
+    )
+    assert "no_execution" in printed or "not allowed" in printed or "execution" in printed
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_host_function_that_runs_jax_late_is_an_error_too(devices: int) -> None:
+    """When reading was found to be cheap, the callback's own thread reads."""
+    run_alone(
+        """
+        def read(i):
+            return np.int32(jnp.int32(i) + jnp.int32(0)) if i >= 100 else np.int32(i)
+        source = DiskSampleSource(400, read, sample_spec=SPEC, ordering="sequential")
+        loader = DataLoader([source, BatchTransform(1)], workers=1)
+        step, state, failed = jax.jit(loader.next_batch), loader.init_state(0), 0
+        for number in range(102):
+            try:
+                batch, state, mask = jax.block_until_ready(step(state))
+                failed += not np.asarray(mask).any()
+            except (jax.errors.JaxRuntimeError, ValueError):
+                assert DEVICES == 1
+                failed += 1
+                state = loader.state_at(0, number + 1)
+        assert failed == 2, failed
+        print("healthy")
+        """,
+        devices,
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_on_one_device_the_error_arrives_as_jaxs_and_the_process_goes_on(workers: int) -> None:
+    run_alone(
+        f"""
+        fails = [True]
+        def read(i):
+            if fails[0] and i == 5:
+                raise OSError("the disk is on fire")
+            return np.int32(i)
+        loader = make(read, workers={workers})
+        step = jax.jit(loader.next_batch)
+        for _ in range(3):
+            try:
+                jax.block_until_ready(step(loader.state_at(0, 1)))
+                raise SystemExit("nothing was raised")
+            except (jax.errors.JaxRuntimeError, ValueError) as error:
+                assert "OSError: the disk is on fire" in str(error), str(error)
+            assert step(loader.init_state(0))[0].tolist() == [0, 1, 2, 3]
+            assert loader.next_batch(loader.init_state(0))[0].tolist() == [0, 1, 2, 3]
+        scan = jax.jit(lambda s: loader.scan_epoch(s, 0, lambda c, b, m: (c, b), steps=3)[2])
+        try:
+            jax.block_until_ready(scan(loader.init_state(0)))
+            raise SystemExit("nothing was raised")
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            assert "the disk is on fire" in str(error)
+        fails[0] = False
+        assert scan(loader.init_state(0)).ravel().tolist() == list(range(12))
+        print("healthy")
+        """,
+        devices=1,
+    )
+
+
+def test_on_one_device_the_error_says_which_element_it_was() -> None:
+    run_alone(
+        """
+        def read(i):
+            if i == 5:
+                raise OSError("the disk is on fire")
+            return np.int32(i)
+        loader = make(read)
+        try:
+            jax.block_until_ready(jax.jit(loader.next_batch)(loader.state_at(0, 1)))
+            raise SystemExit("nothing was raised")
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            assert "element 5 of epoch 0" in str(error), str(error)
+        print("healthy")
+        """,
+        devices=1,
+    )
+
+
+def test_a_program_that_is_left_waiting_at_exit_does_not_keep_the_process() -> None:
+    run_alone(
+        """
+        import threading, atexit
+        begun = threading.Event()
+        def read(i):
+            if i >= 4:
+                begun.set()
+                threading.Event().wait(600)
+            return np.int32(i)
+        loader = make(read, prefetch=1)
+        batch, state, _ = jax.jit(loader.next_batch)(loader.init_state(0))
+        assert batch.tolist() == [0, 1, 2, 3]
+        assert begun.wait(60)
+        print("healthy", flush=True)
+        """,
+        devices=4,
+    )
