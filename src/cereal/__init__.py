@@ -9,7 +9,7 @@ General layout, in the order in which rooms may import each other:
     sources/     WHAT: one file per place that data can come from
     transforms/  HOW: one file per verb
     monitor/     looking at a pipeline: drawing, progress
-    loaders/     WHEN: the loader, its iterator, `cereal.jit`
+    loaders/     WHEN: the loader, its iterators and workers, `cereal.jit`
     datasets/    ready-made data
     testing.py   the conformance kit
 """

@@ -352,3 +352,36 @@ def test_after_an_error_in_one_lane_the_others_are_read_once_again() -> None:
         jax.block_until_ready(step(together))
         assert max(counts.values()) == 1
         assert tracks_of(loader) <= 4
+
+
+# Metrics and settings
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_metric_inside_a_program_is_the_one_outside(workers: int) -> None:
+    with make(lambda i: np.int32(i), workers=workers) as loader:
+        fn = lambda batch: {"mean": batch * 1.0, "odd": batch % 2 == 1}  # noqa: E731
+        inside = jax.jit(lambda loader: cereal.evaluate(loader, fn))(loader)
+        for found in (cereal.evaluate(loader, fn), inside):
+            assert (float(found["mean"]), float(found["odd"])) == ((N - 1) / 2, 0.5)
+
+
+def test_wide_types_go_through_a_program() -> None:
+    big = [2**40 + i for i in range(8)]
+    with jax.enable_x64(True), DataLoader([DatasetSource(big), BatchTransform(4)]) as loader:
+        state, found = loader.init_state(0), []
+        step = jax.jit(loader.next_batch)
+        for _ in range(2):
+            batch, state, _ = step(state)
+            assert batch.dtype == jnp.int64
+            found += batch.tolist()
+        assert found == big
+        assert [x for b, _ in loader for x in b.tolist()] == big
+
+
+def test_without_jit_the_batches_are_the_same() -> None:
+    with make() as loader, jax.disable_jit():
+        state = loader.init_state(0)
+        for number in range(3):
+            batch, state, _ = loader.next_batch(state)
+            assert batch.tolist() == at(number)

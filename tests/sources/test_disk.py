@@ -22,7 +22,7 @@ from cereal import (
     MapTransform,
     PipelineError,
 )
-from cereal.testing import check_loader, check_resume, check_source
+from cereal.testing import check_loader, check_source
 
 N = 11
 
@@ -65,7 +65,6 @@ def test_a_function_as_a_source_keeps_the_contract(strict_jax: None) -> None:
     source = DiskSampleSource(7, plain)
     check_source(source)
     check_loader(DataLoader([source, BatchTransform(3, pad_last_batch=True)]))
-    check_resume(DataLoader([source, BatchTransform(3)]))
 
 
 ORDERS: dict[str, Any] = {
@@ -108,7 +107,6 @@ def test_shuffled_every_epoch_reads_every_element_once_in_another_order() -> Non
 
 def test_the_function_is_called_with_python_integers() -> None:
     kinds: set[type] = set()
-    batches(disk(lambda i: kinds.add(type(i)) or i, ordering="shuffle"), workers=2)
     loader = DataLoader([disk(lambda i: kinds.add(type(i)) or i), BatchTransform(2)])
     jax.jit(lambda loader, state: loader.next_batch(state)[0])(loader, loader.init_state(0))
     loader.read_element(np.int64(3))  # type: ignore[arg-type]
@@ -169,13 +167,10 @@ KINDS: dict[str, tuple[Callable[[int], Any], Any]] = {
 @pytest.mark.parametrize("name", KINDS)
 def test_an_element_becomes_the_array_that_it_stands_for(name: str) -> None:
     fn, dtype = KINDS[name]
-    for source in (disk(fn), disk(lambda i: {"a": (fn(i), 1)})):
-        found = batches(source, 2, workers=1)
-        for step, batch in enumerate(found):
-            batch = batch["a"][0] if isinstance(batch, dict) else batch
-            lanes = [np.asarray(fn(i % N)) for i in (2 * step, 2 * step + 1)]
-            assert batch.dtype == np.dtype(dtype)
-            np.testing.assert_array_equal(batch, np.stack(lanes).astype(dtype))
+    for step, batch in enumerate(batches(disk(fn), workers=1)):
+        lanes = [np.asarray(fn(i % N)) for i in (2 * step, 2 * step + 1)]
+        assert batch.dtype == np.dtype(dtype)
+        np.testing.assert_array_equal(batch, np.stack(lanes).astype(dtype))
 
 
 def test_trees_keep_their_kind() -> None:
@@ -291,12 +286,6 @@ def test_if_the_first_elements_all_fail_the_error_says_why() -> None:
     with pytest.raises(PipelineError, match=pattern) as caught:
         disk(fail)
     assert isinstance(caught.value.__cause__, FileNotFoundError)
-
-
-def test_a_spec_of_64_bits_is_that_of_jax() -> None:
-    spec = {"x": jax.ShapeDtypeStruct((2, 3), np.float64), "label": np.int64(0)}
-    assert disk(sample_spec=spec).element_spec() == disk().element_spec()
-    assert batches(disk(sample_spec=spec))[2]["label"].tolist() == [16, 25]
 
 
 WRONG_SPECS: dict[str, Any] = {

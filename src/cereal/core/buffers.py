@@ -59,7 +59,7 @@ class Buffers:
 
 
 def _array_in(room: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    begin = -room.ctypes.data % ALIGNMENT
+    begin = -room.__array_interface__["data"][0] % ALIGNMENT
     return room[begin : begin + room.size - ALIGNMENT].view(dtype).reshape(shape)
 
 

@@ -20,7 +20,7 @@ from .host_data import HostFunction as HostFunction
 from .host_data import living as living
 from .host_program import fetched_in_program
 from .pytree import pytree_dataclass
-from .reading import reading
+from .reading import for_each, reading
 from .rows import Rows, host_rows_at, rows_at
 from .source import IndexedSource, Positional
 from .spec import Spec
@@ -63,7 +63,7 @@ class HostNode(Positional[T_co]):
 
     def _promised(self, shape: tuple[int, ...], spec: Any) -> Fetched:
         """What fetching would give, for rows of this shape that have no values."""
-        extra = shape[: len(shape) - len(self.lanes)]
+        extra = shape[: len(shape) - len(self.lanes)]  # of one element, all axes
         values = jax.tree.map(lambda s: jax.ShapeDtypeStruct((*extra, *s.shape), s.dtype), spec)
         masked = self.masks_on_host or reading().masked
         return Fetched(values, jax.ShapeDtypeStruct(shape, np.bool_) if masked else None)
@@ -88,8 +88,21 @@ class HostIndexed(HostNode[T_co], IndexedSource[T_co]):
 
     def produce(self, rows: Rows) -> Taken:
         """The elements of these rows (one axis), as Python has them."""
-        with reading().at(self.label, rows):
-            return Taken(None, self.take_host(rows.index), len(rows.index))
+        indices, here = rows.index, reading()
+        with here.at(self.label, rows):
+            try:
+                here.step_to(0)
+                return Taken(None, self.take_host(indices), len(indices))
+            except Exception as error:
+                failed = error
+
+        def one(lane: int) -> Any:  # finds out which element it is
+            if len(indices) == 1:
+                raise failed
+            return jax.tree.map(lambda x: x[0], self.take_host(indices[lane : lane + 1]))
+
+        values, keep = for_each(self.label, rows, one, len(indices))
+        return Taken(values, keep=keep)
 
     def sample(self) -> Any:
         return first_element(self)
@@ -97,14 +110,16 @@ class HostIndexed(HostNode[T_co], IndexedSource[T_co]):
     def fetch(self, rows: Rows) -> Rows:
         if not self.host:
             return rows
-        shape, spec = rows.index.shape, self.element_spec()
+        shape = rows.index.shape
         if isinstance(rows.index, jax.ShapeDtypeStruct):
-            specs = jax.tree.map(lambda s: jax.ShapeDtypeStruct((*shape, *s.shape), s.dtype), spec)
-            mask = self._promised(shape, ()).mask
-            return rows.replaced(below=Fetched(specs, mask))
-        flat = rows.reshape(-1)
-        taken = self.produce(flat).stack(Spec(spec), self.label, flat)
-        values = jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), taken.stacked)
+            return rows.replaced(below=self._promised(shape, self.element_spec()))
+        flat = rows if len(shape) == 1 else rows.reshape(-1)
+        taken = self.produce(flat)
+        if taken.is_listed:
+            taken = taken.stack(Spec(self.element_spec()), self.label, flat)
+        values = taken.stacked
+        if len(shape) != 1:
+            values = jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), values)
         return rows.replaced(below=Fetched(values, self._mask(taken.keep, shape)))
 
     def read(self, rows: Rows) -> tuple[T_co, Any]:

@@ -99,7 +99,5 @@ def _take(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     if dtype != array.dtype or not array.flags.c_contiguous:
         return array[indices].astype(dtype)
     out = reading().empty((len(indices), *array.shape[1:]), dtype)
-    # Checked beforehand: with `mode="raise"` NumPy would read into another buffer first.
-    if len(indices) and (indices.min() < 0 or indices.max() >= len(array)):
-        raise IndexError(f"indices must lie between 0 and {len(array) - 1}")
+    # With `mode="raise"` NumPy would read into another buffer first.
     return np.take(array, indices, axis=0, out=out, mode="clip")

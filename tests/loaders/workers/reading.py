@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -82,3 +86,57 @@ def until(holds: Callable[[], bool], seconds: float = GUARD) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+SCRIPT = """
+import gc, os, signal, sys, threading, time
+import jax, numpy as np
+import cereal
+from cereal import *
+
+def loader_of(read, n=24, batch=4, *stages, **options):
+    spec = jax.ShapeDtypeStruct((), np.int32)
+    source = DiskSampleSource(n, read, sample_spec=spec, ordering="sequential")
+    return DataLoader([source, BatchTransform(batch), *stages], **options)
+
+def chunks(n, batch):
+    return [list(range(at, at + batch)) for at in range(0, n, batch)]
+
+def say(word):
+    sys.stdout.write(word + "\\n")
+    sys.stdout.flush()
+"""
+
+
+def script(code: str, *, interrupt: bool = False, devices: int = 1) -> tuple[int, str, str, float]:
+    """Runs the code in a process of its own; it is interrupted once it says "now".
+
+    Its exit status, output, errors, and the seconds from "now" (or from the start) to its end.
+    """
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT + code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert process.stdout is not None
+    heard = ""
+    try:
+        while interrupt and "now" not in heard:
+            line = process.stdout.readline()
+            heard += line
+            if not line:
+                break
+        begin = time.monotonic()
+        if interrupt:
+            time.sleep(0.3)  # until it waits
+            process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=GUARD)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, errors = process.communicate()
+        raise AssertionError(f"hangs: {heard}{output}\n{errors}") from None
+    return process.returncode, heard + output, errors, time.monotonic() - begin

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tests.loaders.workers.reading import OwnError, chunks, loader_of, numbers, within
 
 import cereal
 from cereal import BatchTransform, DataLoader, DatasetSource, HostMapTransform, MapTransform
-from tests.loaders.workers.reading import OwnError, chunks, loader_of, numbers, within
 
 N, BATCH = 24, 4
 

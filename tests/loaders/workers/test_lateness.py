@@ -8,12 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
-
-from cereal import HostMapTransform, IterableSource
-from cereal import BatchTransform, DataLoader
-from cereal.loaders.workers import track
 from tests.loaders.workers.reading import (
     OwnError,
     chunks,
@@ -24,6 +21,9 @@ from tests.loaders.workers.reading import (
     within,
     workers,
 )
+
+from cereal import BatchTransform, DataLoader, HostMapTransform, IterableSource
+from cereal.loaders.workers import track
 
 N, BATCH = 24, 4
 SOON = 0.3
@@ -209,8 +209,6 @@ def test_a_hung_function_over_batches_is_an_error(hanging: Callable[..., Hanging
 def test_hung_elements_are_skipped_by_every_road(
     road: str, hanging: Callable[..., Hanging]
 ) -> None:
-    import jax
-
     bad = {5, 14}
     loader = loader_of(
         hanging(*bad), N, BATCH, workers=2, prefetch=2, timeout=SOON, on_error="skip"

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tests.loaders.workers.reading import OwnError, chunks, kept, loader_of, numbers
 
 import cereal
 from cereal import (
@@ -20,7 +21,6 @@ from cereal import (
     HostMapTransform,
     MapTransform,
 )
-from tests.loaders.workers.reading import OwnError, chunks, kept, loader_of, numbers
 
 N, BATCH = 24, 4
 BAD = {0, 5, 6, 11, 23}
@@ -89,7 +89,9 @@ def test_a_policy_gives_replacements_or_skips(workers: int) -> None:
 
     loader = loader_of(read, workers=workers, prefetch=2, on_error=policy)
     pairs = list(loader.iterate(loader.init_state(0)))
-    expected = [[-i if i in BAD else i for i in c if i not in BAD or i % 2 == 0] for c in chunks(N, 4)]
+    expected = [
+        [-i if i in BAD else i for i in c if i not in BAD or i % 2 == 0] for c in chunks(N, 4)
+    ]
     assert kept(pairs) == expected
     assert sorted(seen, key=lambda pair: pair[1]) == [(OwnError, i) for i in sorted(BAD)]
     assert loader.skipped == sum(i % 2 for i in BAD)

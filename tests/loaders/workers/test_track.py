@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.loaders.workers.reading import INT, chunks, loader_of, numbers, until, within
 
 from cereal import (
     ArraySampleSource,
@@ -27,7 +28,6 @@ from cereal import (
     save_arrays,
 )
 from cereal.loaders.workers import track
-from tests.loaders.workers.reading import INT, chunks, loader_of, numbers, until, within
 
 N, BATCH = 22, 4
 SQUARES = np.arange(N, dtype=np.int32) ** 2

@@ -1,0 +1,185 @@
+"""Reading: where a thread is, what happens to errors, and whose settings hold."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cereal.core.buffers import Buffers
+from cereal.core.reading import (
+    SKIPPED,
+    Failed,
+    Reading,
+    annotate,
+    for_each,
+    raise_it,
+    reading,
+    reading_as,
+)
+from cereal.core.rows import host_rows_at
+
+
+class OwnError(Exception):
+    pass
+
+
+def rows_of(*indices: int, epoch: int = 3) -> Any:
+    return host_rows_at(np.array(indices), np.array([1, 2], np.uint32), epoch)
+
+
+def fails_at(*bad: int) -> Any:
+    def run(lane: int) -> int:
+        if lane in bad:
+            raise OwnError(f"lane {lane}")
+        return lane * 10
+
+    return run
+
+
+def test_results_come_in_order_and_all_are_kept() -> None:
+    assert for_each("stage", rows_of(5, 6, 7), fails_at(), 3) == ([0, 10, 20], None)
+    assert for_each("stage", rows_of(), fails_at(), 0) == ([], None)
+
+
+def test_an_error_carries_the_place_of_its_element() -> None:
+    with pytest.raises(OwnError) as raised:
+        for_each("decode", rows_of(5, 6, 7), fails_at(1), 3)
+    error: Any = raised.value
+    assert error.element == Failed("decode", 6, 3, (1, 2))
+    seed = (1 << 32) | 2
+    assert error.__notes__ == [f"cereal: in {error.element}"]
+    assert f"loader.read_element(6, key={seed}, epoch=3)" in error.__notes__[0]
+    assert reading().place() is None, "the thread is nowhere afterwards"
+
+
+def test_lanes_that_are_not_kept_are_not_run() -> None:
+    keep = np.array([True, False, True])
+    values, after = for_each("stage", rows_of(5, 6, 7), fails_at(1), 3, keep)
+    assert values == [0, SKIPPED, 20]
+    assert after is not None
+    assert after.tolist() == keep.tolist()
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"), [(None, SKIPPED), (0, 0), ([], []), (False, False)]
+)
+def test_a_policy_answers_with_a_value_or_none(answer: Any, expected: Any) -> None:
+    with reading_as(Reading(lambda error: answer)):
+        values, keep = for_each("stage", rows_of(5, 6, 7), fails_at(1), 3)
+    assert values == [0, expected, 20]
+    assert keep is None if answer is not None else keep is not None and not keep[1]
+
+
+def test_a_reading_that_may_skip_gives_masks() -> None:
+    assert not Reading().masked
+    assert not Reading(raise_it).masked
+    assert Reading(lambda error: None).masked
+    assert Reading(masked=True).masked
+
+
+def test_a_stage_within_a_stage_notes_its_own_place_and_comes_back() -> None:
+    seen: list[Any] = []
+
+    def inner(lane: int) -> None:
+        seen.append(reading().place())
+
+    def outer(lane: int) -> None:
+        for_each("inner", rows_of(100 + lane), inner, 1)
+        seen.append(reading().place())
+
+    for_each("outer", rows_of(5, 6), outer, 2)
+    assert [(place.stage, place.index) for place in seen] == [
+        ("inner", 100),
+        ("outer", 5),
+        ("inner", 101),
+        ("outer", 6),
+    ]
+
+
+def test_the_place_is_given_back_after_an_error() -> None:
+    def outer(lane: int) -> None:
+        with pytest.raises(OwnError):
+            for_each("inner", rows_of(100), fails_at(0), 1)
+        place = reading().place()
+        assert place is not None
+        assert place.stage == "outer"
+
+    for_each("outer", rows_of(5), outer, 1)
+
+
+def test_the_innermost_place_is_written_once() -> None:
+    error: Any = OwnError()
+    annotate(error, Failed("inner", 1, 0, (0, 0)))
+    annotate(error, Failed("outer", 2, 0, (0, 0)))
+    annotate(error, None)
+    assert error.element.stage == "inner"
+    assert len(error.__notes__) == 1
+
+
+def test_writing_into_a_read_only_array_is_explained() -> None:
+    def write(lane: int) -> None:
+        array = np.zeros(2)
+        array.flags.writeable = False
+        array[0] = 1
+
+    with pytest.raises(ValueError, match="read-only") as raised:
+        for_each("stage", rows_of(5), write, 1)
+    assert any("element.copy()" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_no_policy_swallows_what_is_no_exception(error: Any) -> None:
+    def run(lane: int) -> None:
+        raise error
+
+    with reading_as(Reading(lambda error: None)), pytest.raises(error):
+        for_each("stage", rows_of(5), run, 1)
+
+
+def test_stop_iteration_does_not_pass_as_the_end_of_something() -> None:
+    with pytest.raises(RuntimeError):
+        for_each("stage", rows_of(5), lambda lane: next(iter(())), 1)
+
+
+def test_a_thread_has_a_reading_of_its_own() -> None:
+    mine, theirs = Reading(lambda error: None), []
+    with reading_as(mine):
+        thread = threading.Thread(target=lambda: theirs.append(reading()))
+        thread.start()
+        thread.join()
+        assert reading() is mine
+    assert theirs[0] is not mine
+    assert reading() is not mine
+
+
+def test_readings_nest_and_are_given_back_after_errors() -> None:
+    before, one, two = reading(), Reading(), Reading()
+    with pytest.raises(OwnError), reading_as(one):
+        with reading_as(two):
+            assert reading() is two
+        assert reading() is one
+        raise OwnError
+    assert reading() is before
+
+
+def test_doomed_elements_fail_without_being_run() -> None:
+    here, ran = Reading(lambda error: None), []
+    here.doomed["stage", 6, 3] = TimeoutError("it hangs")
+    with reading_as(here):
+        values, keep = for_each("stage", rows_of(5, 6, 7), lambda lane: ran.append(lane) or lane, 3)
+    assert ran == [0, 2]
+    assert values == [0, SKIPPED, 2]
+    assert keep is not None
+    assert keep.tolist() == [True, False, True]
+
+
+def test_an_array_that_is_not_ours_is_copied() -> None:
+    here, array = Reading(buffers=Buffers(4)), np.arange(1 << 15, dtype=np.int32)
+    owned = here.own(array)
+    assert owned is not array
+    assert not np.shares_memory(owned, array)
+    assert owned.tolist() == array.tolist()
+    assert here.own(owned) is owned
