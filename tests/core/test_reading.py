@@ -157,11 +157,16 @@ def test_a_thread_has_a_reading_of_its_own() -> None:
 
 def test_readings_nest_and_are_given_back_after_errors() -> None:
     before, one, two = reading(), Reading(), Reading()
-    with pytest.raises(OwnError), reading_as(one):
-        with reading_as(two):
-            assert reading() is two
-        assert reading() is one
-        raise OwnError
+
+    def nested() -> None:
+        with reading_as(one):
+            with reading_as(two):
+                assert reading() is two
+            assert reading() is one
+            raise OwnError
+
+    with pytest.raises(OwnError):
+        nested()
     assert reading() is before
 
 

@@ -178,7 +178,10 @@ def test_an_undecorated_source_names_the_decorator(pipeline: Any, where: str) ->
             {"drop_last": True},
             r"no `drop_last=`; write `BatchTransform\(batch_size, drop_last=True\)`",
         ),
-        ({"collate_fn": len}, r"no `collate_fn=`; write `BatchTransform\(batch_size, collate=fn\)`"),
+        (
+            {"collate_fn": len},
+            r"no `collate_fn=`; write `BatchTransform\(batch_size, collate=fn\)`",
+        ),
         ({"sampler": [1]}, r"no `sampler=`; write `ArraySampleSource\(data, ordering=indices\)`"),
         ({"threads": 2}, "unknown option `threads=`; it takes `pipeline`, a list of stages"),
     ],

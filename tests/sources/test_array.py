@@ -211,7 +211,9 @@ def test_bad_data_is_refused_when_built_naming_the_leaf(data: Any, message: str)
 def test_a_file_mapped_into_memory_is_refused_with_the_line_to_write(tmp_path: Any) -> None:
     np.save(tmp_path / "rows.npy", ROWS)
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
-    with pytest.raises(cereal.PipelineError, match=r"mapped into memory; write `MemmapSource\(data\)`"):
+    with pytest.raises(
+        cereal.PipelineError, match=r"mapped into memory; write `MemmapSource\(data\)`"
+    ):
         cereal.ArraySampleSource({"x": mapped})
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import re
 import pickle
+import re
 import weakref
 from pathlib import Path
 from typing import Any

@@ -285,14 +285,13 @@ def test_a_batch_of_another_shape_than_the_first_is_an_error() -> None:
         some([TEXTS, BatchTransform(SIZE, collate=longest)])
 
 
-def test_filtered_elements_are_masked_and_others_stand_in_for_them() -> None:
+def test_filtered_elements_are_masked() -> None:
     long = HostFilterTransform(lambda text: len(text) > 2)
     found = some([TEXTS, long, padding()], 5)
     for (batch, mask), step in zip(found, lanes(5), strict=True):
         assert mask == [len(TEXTS[i]) > 2 for i in step]
         kept = [padded(TEXTS[i], 4) for i in step if len(TEXTS[i]) > 2]
         assert [row for row, yes in zip(batch["values"], mask, strict=True) if yes] == kept
-        assert all(row in kept for row in batch["values"])
     nothing = some([TEXTS, HostFilterTransform(lambda text: False), padding()], 2)
     assert all(mask == [False] * SIZE for _, mask in nothing)
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from .source import Positional
 
 
-def fetched_in_program(source: Positional[Any], rows: Rows, words: Any = None) -> Rows:
+def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None) -> Rows:
     """The routed rows with what Python reads for them, by a callback of the program.
 
-    `words` say which position this is, for those who read ahead of it.
+    `position`, a state's words and its bookmark, says where this is, for those who read ahead.
     """
     for data in host_data_in(source):
         data.before_program()
@@ -41,7 +41,7 @@ def fetched_in_program(source: Positional[Any], rows: Rows, words: Any = None) -
 
     def read(requests: list[Any]) -> list[list[np.ndarray]]:
         if service is not None:
-            asked = [(words, jax.tree.unflatten(rows_structure, x)) for _, words, x in requests]
+            asked = [(at, jax.tree.unflatten(rows_structure, x)) for _, at, x in requests]
             found = living(service).serve(asked)
         else:
             with reading_as(Reading(masked=True)), jax.no_execution():
@@ -54,13 +54,13 @@ def fetched_in_program(source: Positional[Any], rows: Rows, words: Any = None) -
         return [_as_promised(each, outputs, out_structure) for each in found]
 
     def call(*args: Any) -> list[np.ndarray]:
-        leaves, words, inputs = jax.tree.map(np.asarray, args)
+        leaves, position, inputs = jax.tree.map(np.asarray, args)
         mapped = inputs[index_at].ndim - axes
         # Under vmap the callback gets all lanes at once, with an axis of 1 where they agree.
-        arrays = jax.tree.leaves((leaves, words, inputs))
+        arrays = jax.tree.leaves((leaves, position, inputs))
         sizes = np.broadcast_shapes(*(x.shape[:mapped] for x in arrays))
         requests = [
-            jax.tree.map(lambda x, at=at: _lane(x, at), (leaves, words, inputs))
+            jax.tree.map(lambda x, at=at: _lane(x, at), (leaves, position, inputs))
             for at in np.ndindex(*sizes)
         ]
         found = guard(identity, lambda: read(requests), lambda: [_zeros(outputs)] * len(requests))
@@ -70,7 +70,7 @@ def fetched_in_program(source: Positional[Any], rows: Rows, words: Any = None) -
         ]
 
     index_at = jax.tree.unflatten(rows_structure, range(len(inputs))).index
-    found = jax.pure_callback(call, outputs, leaves, words, inputs, vmap_method="expand_dims")
+    found = jax.pure_callback(call, outputs, leaves, position, inputs, vmap_method="expand_dims")
     return jax.tree.unflatten(out_structure, found)
 
 

@@ -270,7 +270,8 @@ def step_ending(
     rows, words = source.plan.ending(remainder).rows_for(state.words, 1)
     rows = source.route(rows)[0]
     if source.host:
-        rows = fetched_in_program(source, rows, None if remainder else state.words)
+        position = None if remainder else (state.words, state.bookmark)
+        rows = fetched_in_program(source, rows, position)
     values, mask = source.read(rows)
     if mask is None:
         mask = jnp.ones(source.lanes, jnp.bool_)

@@ -60,11 +60,11 @@ def spec_of(array: Any, drop_axes: int = 0) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape[drop_axes:], dtype)
 
 
-def as_override(tree: Any, owner: str) -> Spec | None:
+def as_override(tree: Any, owner: str, name: str = "element_spec_override") -> Spec | None:
     """Reads `element_spec_override=`: a tree of `ShapeDtypeStruct` or of arrays, or None."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if not isinstance(leaf, jax.ShapeDtypeStruct | jax.Array | np.ndarray | np.generic):
-            place = "element_spec_override" + jax.tree_util.keystr(path)
+            place = name + jax.tree_util.keystr(path)
             raise PipelineError(
                 f"{owner}: `{place}` must be a shape and a dtype, got {leaf!r:.60}; write "
                 f"`jax.ShapeDtypeStruct(shape, dtype)`."

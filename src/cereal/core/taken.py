@@ -122,7 +122,13 @@ def as_array(leaf: Any) -> np.ndarray | None:
         or hasattr(leaf, "__array__")
         or hasattr(leaf, "__array_interface__")
     ):
-        array = np.asarray(leaf)
+        try:
+            array = np.asarray(leaf)
+        except ValueError:  # lists of different lengths
+            return None
+        if type(leaf) is list and array.dtype == np.int64 and array.size:
+            for extreme in (array.min(), array.max()):
+                _fitting(int(extreme), array.dtype)
         return array if _numeric(array.dtype) else None
     return None
 
@@ -177,7 +183,12 @@ def spec_of_element(element: Any) -> Any:
             return jax.ShapeDtypeStruct((), OBJECT)
         return jax.ShapeDtypeStruct(array.shape, canonical(array.dtype))
 
-    return jax.tree.map(look, element, is_leaf=is_leaf)
+    try:
+        return jax.tree.map(look, element, is_leaf=is_leaf)
+    except ValueError as error:
+        if isinstance(error, PipelineError):
+            raise
+        return jax.ShapeDtypeStruct((), OBJECT)  # a dict whose keys cannot be sorted, say
 
 
 def check_arrays(spec: Any, what: str, fix: str) -> None:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.callback import raising
+from ..core.errors import PipelineError
 from ..core.execute import Delivery
 from ..core.source import Mask
 from ..core.state import PipelineState, make_words
@@ -38,6 +39,8 @@ class HostIterator(PositionalIterator[T]):
         self.close()
         super()._start(state)
         self._deliver = Delivery(self._source)
+        # One at a time: callbacks run when a batch is asked for, and an end must not come early.
+        self._plainly = bool(self._source.callbacks) or self._source.unknown_length
         self._failed: Exception | None = None
         self._rows: Any = None  # of the next batch, where it is read but not made
         self._passes = self._epochs  # epochs to go, where their length is not known
@@ -71,7 +74,7 @@ class HostIterator(PositionalIterator[T]):
         pair = self._ready.popleft()
         self._count_one()
         self._handed += 1
-        if self._left != 0 and self._track.ready() and not self._source.callbacks:
+        if self._left != 0 and not self._plainly and self._track.ready():
             try:
                 self._take()  # on its way while the user is at this one
             except Exception as error:
@@ -111,7 +114,9 @@ class HostIterator(PositionalIterator[T]):
 
     def _next_epoch(self) -> Any:
         epoch, offset = self._position(self._issued)
-        nothing = offset == 0 and self._source.stream.end_of(epoch) == 0
+        dropped = self._arithmetic["remainder"] == "drop"
+        least = self._source.plan.batch if dropped else 1
+        nothing = offset == 0 and (self._source.stream.end_of(epoch) or 0) < least
         self.close()
         self._rows = None
         self._origin, self._handed, self._issued = (epoch + 1, 0), 0, 0
@@ -121,7 +126,10 @@ class HostIterator(PositionalIterator[T]):
             self._left = 0
             self._end_if_done()
         if nothing:
-            raise RuntimeError("the iterator of an IterableSource gave no elements in this epoch.")
+            raise PipelineError(
+                f"the iterator of an IterableSource gave {self._source.stream.end_of(epoch)} "
+                f"elements in epoch {epoch}, and a batch needs {least}."
+            )
         self._open()
         return self._track.take()
 

@@ -325,7 +325,10 @@ class DataLoader(Generic[T]):
         words = np.asarray(key_words(key))
         rows = source.route(host_rows_at(np.array([whole]), words, epoch)).replaced(key=words)
         if source.produces:
-            return source.produce(rows).elements()[0]
+            taken = source.produce(rows)
+            if taken.keep is not None and not taken.keep[0] and source.unknown_length:
+                raise UsageError(f"there is no element {whole}: the iterator has ended before.")
+            return taken.elements()[0]
         values, _ = read_rows(source, rows, masked=False)
         return jax.tree.map(lambda x: x[0], values)
 

@@ -52,7 +52,8 @@ def save_arrays(path: str | os.PathLike[str], tree: Any, *, overwrite: bool = Fa
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     for where, leaf in leaves:
         name = "tree" + jax.tree_util.keystr(where)
-        if not hasattr(leaf, "shape") or not is_array_like(leaf):
+        keys = hasattr(leaf, "dtype") and not isinstance(leaf.dtype, np.dtype)
+        if keys or not hasattr(leaf, "shape") or not is_array_like(leaf):
             raise PipelineError(
                 f"save_arrays: `{name}` must be an array of numbers, got {type(leaf).__name__} "
                 f"({leaf!r:.40}); write `np.asarray(...)` around it."
@@ -60,21 +61,29 @@ def save_arrays(path: str | os.PathLike[str], tree: Any, *, overwrite: bool = Fa
     if not leaves:
         raise PipelineError(f"save_arrays: the tree holds no arrays, got {tree!r:.60}.")
     if target.exists() and not overwrite:
-        raise PipelineError(
-            f"save_arrays: {str(target)!r} exists; pass `overwrite=True`, or another path."
-        )
+        raise _exists(target)
     if target.suffix == ".npy":
         if len(leaves) != 1 or leaves[0][1] is not tree:
             raise PipelineError(
                 "save_arrays: a path that ends in .npy holds one array, not a tree of them; name "
                 "a folder instead."
             )
+        if not _plain(np.dtype(tree.dtype)):
+            raise PipelineError(
+                f"save_arrays: one .npy file cannot say that its array is {tree.dtype}; name a "
+                f"folder instead."
+            )
         write_atomically(target, lambda file: np.save(file, np.asarray(tree), allow_pickle=False))
         return
-    _save_folder(target, tree)
+    _save_folder(target, tree, overwrite)
 
 
-def _save_folder(target: Path, tree: Any) -> None:
+def _plain(dtype: np.dtype[Any]) -> bool:
+    """Whether NumPy's format has this dtype; it has not bfloat16 and its like."""
+    return npy.descr_to_dtype(npy.dtype_to_descr(dtype)) == dtype
+
+
+def _save_folder(target: Path, tree: Any, overwrite: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     try:
@@ -83,16 +92,31 @@ def _save_folder(target: Path, tree: Any) -> None:
         text = json.dumps({"format": "cereal arrays", "version": _VERSION, "tree": node}, indent=1)
         write_atomically(made / _TREE, lambda file: file.write(text.encode()))
         as_usual(made, 0o777)
-        if not target.exists():
-            os.rename(made, target)
+        if not overwrite or not target.exists():
+            try:
+                os.rename(made, target)
+            except OSError as error:
+                raise _exists(target) from error
             return
         old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-old-"))
-        os.rename(target, old / "was")
-        os.rename(made, target)
-        shutil.rmtree(old)
+        try:
+            os.rename(target, old / "was")
+            try:
+                os.rename(made, target)
+            except BaseException:
+                os.rename(old / "was", target)
+                raise
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
+
+
+def _exists(target: Path) -> PipelineError:
+    return PipelineError(
+        f"save_arrays: {str(target)!r} exists; pass `overwrite=True`, or another path."
+    )
 
 
 def _write(tree: Any, folder: Path, path: tuple[str, ...], used: set[str]) -> dict[str, Any]:
@@ -124,8 +148,7 @@ def _write(tree: Any, folder: Path, path: tuple[str, ...], used: set[str]) -> di
 def _write_array(path: Path, array: Any) -> None:
     """By chunks, so that a file may be copied that is larger than memory."""
     dtype = np.dtype(array.dtype)
-    plain = npy.descr_to_dtype(npy.dtype_to_descr(dtype)) == dtype
-    stored = dtype if plain else np.dtype(f"V{dtype.itemsize}")  # bfloat16 and its like
+    stored = dtype if _plain(dtype) else np.dtype(f"V{dtype.itemsize}")  # bfloat16 and its like
     with open(path, "wb") as file:
         header = {
             "descr": npy.dtype_to_descr(stored),
@@ -133,10 +156,10 @@ def _write_array(path: Path, array: Any) -> None:
             "shape": tuple(array.shape),
         }
         npy.write_array_header_2_0(file, header)
-        rows = 1 if not array.ndim else max(1, _CHUNK // max(1, array.nbytes // len(array) or 1))
+        rows = max(1, _CHUNK // max(1, array.nbytes // len(array))) if array.size else 1
         for begin in range(0, len(array) if array.ndim else 1, rows):
             part = np.asarray(array[begin : begin + rows] if array.ndim else array)
-            file.write(np.ascontiguousarray(part).data.cast("B") if part.size else b"")
+            file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())
 
@@ -162,7 +185,15 @@ def open_arrays(path: str | os.PathLike[str], owner: str) -> Any:
                 f"{owner}: {str(place)!r} was written in version {version} of the format, this "
                 f"cereal reads version {_VERSION}; upgrade cereal."
             )
-        return _read_tree(node, place, owner)
+        try:
+            return _read_tree(node, place, owner)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, PipelineError):
+                raise
+            raise PipelineError(
+                f"{owner}: {str(place / _TREE)!r} does not describe arrays "
+                f"({type(error).__name__}: {error}); write the folder again with `save_arrays`."
+            ) from error
     return _by_name(place, owner)
 
 
@@ -192,10 +223,22 @@ def _read_tree(node: Any, folder: Path, owner: str) -> Any:
         raise PipelineError(f"{owner}: {str(folder)!r} names a file outside of it, {name!r}.")
     array = _open(folder / name, owner)
     dtype = np.dtype(node.get("dtype", array.dtype))
-    return array if array.dtype == dtype else array.view(dtype)
+    if array.dtype == dtype:
+        return array
+    if array.dtype != np.dtype(f"V{dtype.itemsize}") or not is_array_like(np.empty(0, dtype)):
+        raise PipelineError(
+            f"{owner}: {str(folder / name)!r} has {array.dtype}, where {_TREE} says {dtype}; write "
+            f"the folder again with `save_arrays`."
+        )
+    return array.view(dtype)
 
 
 def _open(path: Path, owner: str) -> np.ndarray:
+    if path.suffix == ".npz":
+        raise PipelineError(
+            f"{owner}: {str(path)!r} is a .npz archive, whose arrays cannot be mapped into memory; "
+            f"write them with `save_arrays(folder, dict(np.load(path)))`."
+        )
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:

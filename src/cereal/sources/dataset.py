@@ -75,7 +75,7 @@ def _length(dataset: Any) -> int:
         )
     try:
         n = len(dataset)
-    except TypeError as error:
+    except Exception as error:
         raise PipelineError(
             f"{_OWNER}: the length of a {type(dataset).__name__} is not known ({error}); for what "
             f"only iterates, write `IterableSource(lambda: iter(...))`."
@@ -130,10 +130,12 @@ class _Dataset(ElementData):
 
 def as_source(value: Any) -> Any:
     """The source that this data is: arrays, arrays in files, or a dataset; None: no data."""
-    if isinstance(value, type) or callable(value):
+    if isinstance(value, type) or (callable(value) and not is_dataset(value)):
         return None
-    leaves = jax.tree.leaves(value)
-    arrays = not isinstance(value, list) and leaves and all(_is_array(leaf) for leaf in leaves)
+    arrays = False
+    if not isinstance(value, list):  # a list is a list of elements
+        leaves = jax.tree.leaves(value)
+        arrays = bool(leaves) and all(_is_array(leaf) for leaf in leaves)
     if arrays and any(isinstance(leaf, np.memmap) for leaf in leaves):
         return MemmapSource(value, ordering="sequential")
     if arrays:

@@ -64,9 +64,14 @@ class DiskSampleSource(ByElement[Any]):
         data = _Function(sample_fn)
         order = as_order(ordering, n, _OWNER)
         set_fields(self, data=data, n=n, prefetch_size=ahead, ordering=order)
-        promised = as_override(sample_spec, _OWNER)
+        promised = as_override(sample_spec, _OWNER, "sample_spec")
         if promised is None:
-            set_fields(self, spec=Spec(spec_of_element(self.sample())))
+            sample = self.sample()
+            if sample is None:
+                raise PipelineError(
+                    f"{_OWNER}: `{data.name}` returned None; did it forget to `return` the element?"
+                )
+            set_fields(self, spec=Spec(spec_of_element(sample)))
         else:
             set_fields(self, spec=promised)
 

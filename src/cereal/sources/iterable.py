@@ -46,6 +46,7 @@ class IterableSource(ByElement[Any]):
     n: int = static_field()
     spec: Spec = static_field()
     unknown: bool = static_field(default=False)  # how many elements there are
+    by_epoch: bool = static_field(default=False)  # whether epochs differ
     ordering: Order = Sequential()
 
     def __init__(
@@ -63,6 +64,7 @@ class IterableSource(ByElement[Any]):
         data = StreamData(make_iterator, n, _takes_epoch(make_iterator))
         size = MAX_TRACED if n is None else n
         set_fields(self, data=data, n=size, unknown=n is None, ordering=Sequential())
+        set_fields(self, by_epoch=data.with_epoch)
         set_fields(self, spec=Spec(spec_of_element(data.first(self.label))))
 
     def __len__(self) -> int:
@@ -75,6 +77,10 @@ class IterableSource(ByElement[Any]):
     @property
     def bookmark(self) -> Any:
         return self.data.no_bookmark
+
+    @property
+    def fixed(self) -> bool:
+        return not self.by_epoch
 
     @property
     def masks_on_host(self) -> bool:

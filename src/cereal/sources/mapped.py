@@ -34,15 +34,17 @@ class _File:
         self.place = place
 
     def open(self) -> np.ndarray:
-        path, dtype, offset, shape = self.place
-        return np.memmap(path, dtype, mode="r", offset=offset, shape=shape)
+        path, dtype, offset, shape, order = self.place
+        return np.memmap(path, dtype, mode="r", offset=offset, shape=shape, order=order)
 
 
 def _as_file(leaf: Any) -> Any:
     root, place = _place_of(leaf)
-    if root is None or not leaf.flags.c_contiguous:
+    flags = leaf.flags
+    if root is None or not (flags.c_contiguous or flags.f_contiguous):
         return leaf
-    return _File(os.path.abspath(root.filename), leaf.dtype, place, leaf.shape)
+    order = "C" if flags.c_contiguous else "F"
+    return _File(os.path.abspath(root.filename), leaf.dtype, place, leaf.shape, order)
 
 
 def _restored(cls: Any, tree: Any, words: dict[str, Any]) -> Any:

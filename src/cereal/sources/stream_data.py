@@ -11,9 +11,12 @@ or by a new one that skips.
 from __future__ import annotations
 
 import base64
+import copy
 import inspect
 import json
+import logging
 import threading
+import weakref
 from collections import OrderedDict, deque
 from typing import Any, NamedTuple
 
@@ -21,15 +24,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
-from ..core.reading import SKIPPED, annotate, reading
+from ..core.reading import SKIPPED, Failed, annotate, reading
 from ..core.rows import Rows
 from ..core.taken import Taken
 from .by_element import ElementData
 
 _MOST_ITERATORS = 4
-_MOST_HELD = 1 << 14
-_MOST_BOOKMARKS = 64
+_MOST_BOOKMARKS = 512
 BOOKMARK_BYTES = 4096
+log = logging.getLogger("cereal")
 _STATES = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
 
@@ -49,21 +52,45 @@ class _Live:
         self.own = next((pair for pair in _STATES if all(hasattr(made, n) for n in pair)), None)
         self.iterator: Any = None
 
+    # Copies, since the iterator may go on writing into what it gives or gets.
+
     def set(self, bookmark: Bookmark) -> None:
         assert self.own is not None
-        getattr(self.made, self.own[1])(bookmark.state)
+        getattr(self.made, self.own[1])(copy.deepcopy(bookmark.state))
         self.position = bookmark.position
 
     def get(self) -> Bookmark:
         assert self.own is not None
-        return Bookmark(self.epoch, self.position, getattr(self.made, self.own[0])())
+        state = copy.deepcopy(getattr(self.made, self.own[0])())
+        return Bookmark(self.epoch, self.position, state)
 
     def next(self) -> Any:
+        """The next element; if it raises, the position is behind the element that raised."""
         if self.iterator is None:
             self.iterator = iter(self.made)
-        value = next(self.iterator)
+        try:
+            value = next(self.iterator)
+        except StopIteration:
+            raise
+        except Exception as error:
+            if inspect.isgenerator(self.iterator):
+                error.add_note("cereal: a generator cannot go on after an error.")
+                raise _DeadError(self.epoch, self.position) from error
+            self.position += 1
+            raise
         self.position += 1
         return value
+
+    def skip_to(self, position: int) -> None:
+        while self.position < position:
+            try:
+                self.next()
+            except StopIteration:
+                return
+            except _DeadError:
+                raise
+            except Exception:  # of an element that nobody asked for
+                continue
 
     def close(self) -> None:
         for each in (self.iterator, self.made):
@@ -77,11 +104,14 @@ class StreamData(ElementData):
     def __init__(self, make: Any, length: int | None, with_epoch: bool) -> None:
         super().__init__()
         self.make, self.length, self.with_epoch = make, length, with_epoch
+        self.window = 1 << 10  # how far apart positions are that are asked for at one time
         self._lock = threading.RLock()
         self._live: list[_Live] = []  # the latest used last
+        self._made: Any = lambda: None  # the iterator that was made last
         self._held: OrderedDict[tuple[int, int], Any] = OrderedDict()
         self._ends: dict[int, int] = {}
         self._marks: deque[Bookmark] = deque(maxlen=_MOST_BOOKMARKS)
+        self._warned = False
         self.no_bookmark: Any = None
 
     @property
@@ -91,16 +121,17 @@ class StreamData(ElementData):
 
     def first(self, label: str) -> Any:
         """The first element, to see what elements look like; it will be given to who asks."""
-        live = self._new(0)
         try:
+            live = self._new(0)
             self.sample = live.next()
         except StopIteration:
             raise PipelineError(f"{label}: the iterator gave no element at all.") from None
         except Exception as error:
-            message = str(error).strip().partition("\n")[0]
+            cause = error.__cause__ if isinstance(error, _DeadError) else error
+            message = str(cause).strip().partition("\n")[0]
             raise PipelineError(
-                f"{label} failed on its first element: {type(error).__name__}: {message}"
-            ) from error
+                f"{label} failed on its first element: {type(cause).__name__}: {message}"
+            ) from cause
         self._live.append(live)
         self._held[0, 0] = self.sample
         if live.own is not None:
@@ -119,9 +150,8 @@ class StreamData(ElementData):
                 try:
                     here.step_to(lane)
                     values.append(self._element(at))
-                except _DeadError as error:
-                    annotate(error.__cause__ or error, here.place())
-                    raise error.__cause__ or error from None
+                except _DeadError as dead:
+                    raise dead.reported(label, rows) from None
                 except Exception as error:
                     values.append(here.failed(error))
             self._mark(epochs[-1])
@@ -136,35 +166,35 @@ class StreamData(ElementData):
         if self._ends.get(epoch, position + 1) <= position:
             return SKIPPED
         live = self._at_or_before(epoch, position)
-        while True:
-            here = live.position
-            try:
-                value = live.next()
-            except StopIteration:
-                return self._ended(live, here)
-            except Exception as error:
-                self._live.remove(live)
-                if inspect.isgenerator(live.iterator):
-                    error.add_note("cereal: a generator cannot go on after an error.")
-                    raise _DeadError(error) from error
-                raise
-            if here == position:
-                return value
-            self._hold((epoch, here), value)
+        try:
+            if position - live.position > self.window:
+                live.skip_to(position)
+            while live.position < position:  # others will ask for these
+                here = live.position
+                self._hold((epoch, here), live.next())
+            if live.position == position:
+                return live.next()
+        except StopIteration:
+            return self._ended(live)
+        except _DeadError:
+            self._live.remove(live)
+            raise
+        return self._ended(live)
 
-    def _ended(self, live: _Live, end: int) -> Any:
+    def _ended(self, live: _Live) -> Any:
         self._live.remove(live)
         if self.length is not None:
-            raise PipelineError(
-                f"IterableSource: the iterator ended after {end} elements, and `length` says "
-                f"{self.length}; correct it, or leave it out."
+            error = PipelineError(
+                f"IterableSource: the iterator ended after {live.position} elements, and `length` "
+                f"says {self.length}; correct it, or leave it out."
             )
-        self._ends[live.epoch] = end
+            raise _DeadError(live.epoch, live.position) from error
+        self._ends[live.epoch] = live.position
         return SKIPPED
 
     def _hold(self, at: tuple[int, int], value: Any) -> None:
         self._held[at] = value
-        while len(self._held) > _MOST_HELD:
+        while len(self._held) > 2 * self.window:
             self._held.popitem(last=False)
 
     def _new(self, epoch: int) -> _Live:
@@ -174,32 +204,34 @@ class StreamData(ElementData):
                 f"IterableSource: `make_iterator` must return something to iterate over, returned "
                 f"{type(made).__name__}."
             )
+        if hasattr(made, "__next__") and made is self._made():
+            raise PipelineError(
+                "IterableSource: `make_iterator` returned the same iterator again, which has moved "
+                "on since; it must make a new one every time: write `lambda: iter(data)`."
+            )
+        try:
+            self._made = weakref.ref(made)
+        except TypeError:  # built-in iterators
+            self._made = lambda: None
         return _Live(made, epoch)
 
     def _at_or_before(self, epoch: int, position: int) -> _Live:
-        """An iterator that stands at the position, or will come to it."""
+        """An iterator that stands at the position, or will come to it: the nearest, or one that
+        is set back by a state of its own, if that is nearer."""
         near = [x for x in self._live if x.epoch == epoch and x.position <= position]
-        near = [x for x in near if position - x.position <= _MOST_HELD]
-        if near:
-            live = max(near, key=lambda x: x.position)
+        live = max(near, key=lambda x: x.position, default=None)
+        marks = [m for m in self._marks if m.epoch == epoch and m.position <= position]
+        mark = max(marks, key=lambda m: m.position, default=None)
+        if live is not None and (mark is None or mark.position <= live.position):
             self._live.remove(live)
         else:
-            live = self._set_back(epoch, position)
+            live = self._new(epoch)
+            if mark is not None and live.own is not None:
+                live.set(mark)
+            live.skip_to(position)
         self._live.append(live)
         while len(self._live) > _MOST_ITERATORS:
             self._live.pop(0).close()
-        return live
-
-    def _set_back(self, epoch: int, position: int) -> _Live:
-        live = self._new(epoch)
-        marks = [m for m in self._marks if m.epoch == epoch and m.position <= position]
-        if marks and live.own is not None:
-            live.set(max(marks, key=lambda m: m.position))
-        while live.position < position:
-            try:
-                live.next()
-            except StopIteration:
-                break
         return live
 
     # The iterator's own state, in the loader's state
@@ -216,7 +248,16 @@ class StreamData(ElementData):
         with self._lock:
             marks = [m for m in self._marks if m.epoch == epoch and m.position <= position]
         best = max(marks, key=lambda m: m.position, default=None)
-        return self.no_bookmark if best is None else _packed(best)
+        packed = None if best is None else _packed(best)
+        if best is not None and packed is None and not self._warned:
+            self._warned = True
+            log.warning(
+                "the state of an iterator of IterableSource(%s) is no plain data of at most %d "
+                "bytes, so it is not saved: a restart will skip elements instead",
+                self.name,
+                BOOKMARK_BYTES,
+            )
+        return self.no_bookmark if packed is None else packed
 
     def bookmark_for(self, words: Any) -> Any:
         """The same for the words of a state, as JAX has it."""
@@ -229,7 +270,8 @@ class StreamData(ElementData):
         found = None if bookmark is None else _unpacked(np.asarray(bookmark))
         if found is not None:
             with self._lock:
-                if found not in self._marks:
+                known = [(mark.epoch, mark.position) for mark in self._marks]
+                if (found.epoch, found.position) not in known:
                     self._marks.append(found)
 
     def digest_of(self) -> Any:
@@ -239,8 +281,20 @@ class StreamData(ElementData):
         return _again, (self.make, self.length, self.with_epoch, self.sample, self.no_bookmark)
 
 
-class _DeadError(PipelineError):
-    """An error after which an iterator gives nothing more; no policy can skip it."""
+class _DeadError(Exception):
+    """An iterator gives nothing more, and no policy can skip that; its cause is the error."""
+
+    def __init__(self, epoch: int, position: int) -> None:
+        super().__init__()
+        self.place = (epoch, position)
+
+    def reported(self, label: str, rows: Rows) -> BaseException:
+        """The error itself, with the element that raised it."""
+        cause = self.__cause__
+        assert cause is not None
+        key = (int(rows.key[0]), int(rows.key[1]))
+        annotate(cause, Failed(label, self.place[1], self.place[0], key))
+        return cause
 
 
 def _again(make: Any, length: Any, with_epoch: bool, sample: Any, bookmark: Any) -> StreamData:
@@ -249,17 +303,39 @@ def _again(make: Any, length: Any, with_epoch: bool, sample: Any, bookmark: Any)
     return made
 
 
-def _packed(bookmark: Bookmark) -> np.ndarray:
-    """As bytes with their number in front; nothing if it is too long or no plain data."""
-    out = np.zeros(BOOKMARK_BYTES, np.uint8)
+def _packed(bookmark: Bookmark) -> np.ndarray | None:
+    """As bytes with their number in front; None if it is too long, or would come back changed."""
     try:
-        text = json.dumps(list(bookmark), default=_plain).encode()
+        text = json.dumps(list(bookmark), default=_plain)
+        if not _equal(json.loads(text, object_hook=_from_plain), list(bookmark)):
+            return None
     except (TypeError, ValueError):
-        return out
-    if len(text) + 4 <= BOOKMARK_BYTES:
-        out[:4] = np.frombuffer(len(text).to_bytes(4, "little"), np.uint8)
-        out[4 : 4 + len(text)] = np.frombuffer(text, np.uint8)
+        return None
+    coded = text.encode()
+    if len(coded) + 4 > BOOKMARK_BYTES:
+        return None
+    out = np.zeros(BOOKMARK_BYTES, np.uint8)
+    out[:4] = np.frombuffer(len(coded).to_bytes(4, "little"), np.uint8)
+    out[4 : 4 + len(coded)] = np.frombuffer(coded, np.uint8)
     return out
+
+
+def _equal(found: Any, given: Any) -> bool:
+    """Whether plain data came back as it was; JSON turns tuples into lists, numbers into keys."""
+    if isinstance(given, dict):
+        return (
+            isinstance(found, dict)
+            and found.keys() == given.keys()
+            and all(_equal(found[key], given[key]) for key in given)
+        )
+    if isinstance(given, list):
+        return (
+            isinstance(found, list)
+            and len(found) == len(given)
+            and all(_equal(a, b) for a, b in zip(found, given, strict=True))
+        )
+    given = given.item() if isinstance(given, np.generic) else given
+    return type(found) is type(given) and found == given
 
 
 def _unpacked(array: np.ndarray) -> Bookmark | None:

@@ -19,14 +19,14 @@ class Jobs:
 
     def __init__(self, crew: Crew) -> None:
         self.crew, self.closed = crew, False
-        self.jobs: deque[Callable[[], None]] = deque()
+        self.jobs: deque[Callable[[], Any]] = deque()
         with crew.lock:
             crew.add(self)
 
-    def next_job(self) -> Callable[[], None] | None:
+    def next_job(self) -> Callable[[], Any] | None:
         return self.jobs.popleft() if self.jobs else None
 
-    def add(self, *jobs: Callable[[], None]) -> None:
+    def add(self, *jobs: Callable[[], Any]) -> None:
         with self.crew.lock:
             self.jobs.extend(jobs)
             self.crew.wake(len(jobs))
@@ -79,7 +79,7 @@ def test_threads_start_only_when_there_is_work() -> None:
 def test_jobs_that_need_each_other_run_at_once() -> None:
     crew, together = Crew(3), threading.Barrier(4)
     track = Jobs(crew)
-    track.add(*[lambda: together.wait(60) and None] * 3)
+    track.add(*[lambda: together.wait(60)] * 3)
     within(lambda: together.wait(30))
     track.close()
 
@@ -110,9 +110,9 @@ def test_tracks_take_turns() -> None:
     crew, order, done = Crew(1), list[str](), threading.Semaphore(0)
     gate = threading.Event()
     one, other = Jobs(crew), Jobs(crew)
-    one.add(lambda: gate.wait(60) and None)
+    one.add(lambda: gate.wait(60))
     for name, track in (("a", one), ("b", other)):
-        track.add(*[lambda name=name: (order.append(name), done.release()) and None] * 4)
+        track.add(*[lambda name=name: (order.append(name), done.release())] * 4)
     gate.set()
     for _ in range(8):
         assert done.acquire(timeout=60)
@@ -150,7 +150,7 @@ def test_the_last_track_takes_the_threads_with_it() -> None:
 def test_a_track_may_be_closed_by_a_worker() -> None:
     crew = Crew(2)
     track, done = Jobs(crew), threading.Event()
-    track.add(lambda: (track.close(), done.set()) and None)
+    track.add(lambda: (track.close(), done.set()))
     assert done.wait(60)
     assert until(lambda: not crew._threads, 20)
 
@@ -205,7 +205,7 @@ def test_shares_within_shares_end() -> None:
     def outer(part: int) -> list[int]:
         return crew.spread(range(5), lambda inner: 10 * part + inner, Plain)
 
-    track.add(lambda: (found.extend(crew.spread(range(6), outer, Plain)), done.set()) and None)
+    track.add(lambda: (found.extend(crew.spread(range(6), outer, Plain)), done.set()))
     assert done.wait(60)
     assert found == [[10 * part + inner for inner in range(5)] for part in range(6)]
     track.close()

@@ -49,7 +49,7 @@ def test_an_error_comes_in_its_turn_says_where_and_the_rest_follows(workers: int
         with pytest.raises(OwnError, match=f"^element {bad} is bad") as raised:
             next(iterator)
         error: Any = raised.value
-        assert type(error) is OwnError
+        assert error.__class__ is OwnError
         assert (error.element.index, error.element.epoch, error.element.key) == (bad, 0, (0, 7))
         assert "DiskSampleSource" in error.element.stage
         assert len(error.__notes__) == 1

@@ -43,6 +43,8 @@ class Readers(HostData):
         self.threads = options.threads(source)
         self.prefetch = options.ahead(source, self.threads)
         self.crew = Crew(max(1, self.threads))
+        if source.stream is not None:
+            source.stream.window = max(source.stream.window, 2 * self.prefetch * source.plan.batch)
         self._buffers = Buffers(self.prefetch + self.threads + 4)
         self._lock = threading.Lock()
         self._skips = _Skips()
@@ -105,9 +107,12 @@ class Readers(HostData):
 
         A position may be asked for again, by rematerialisation or by another device.
         """
-        keys = [(_bytes(words), _bytes(rows)) for words, rows in requests]
+        keys = [(_bytes(position and position[0]), _bytes(rows)) for position, rows in requests]
         walks = []
-        for (words, _), key in zip(requests, keys, strict=True):
+        for (position, _), key in zip(requests, keys, strict=True):
+            if position is not None and self.source.stream is not None:
+                self.source.stream.adopt(position[1])
+            words = None if position is None else position[0]
             with self._lock:
                 walks.append(None if key in self._served else self._walk(words, len(keys)))
         found = []

@@ -1,0 +1,81 @@
+"""Ctrl-C may arrive at any line of the library: the state still says what comes next."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from cereal.loaders import host_iterator, iterator
+from cereal.loaders.workers import track
+from tests.loaders.workers.reading import chunks, loader_of, numbers, within
+
+FILES = {module.__file__ for module in (host_iterator, iterator, track)}
+N, BATCH = 24, 4
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt before the `count`th line that this thread runs in FILES."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code.co_filename not in FILES:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self
+
+    def __enter__(self) -> Interrupt:
+        self.before = sys.gettrace()
+        sys.settrace(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self.before)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("before", [0, 2])
+def test_an_interrupt_at_any_line_keeps_state_and_batches_together(
+    workers: int, prefetch: int, before: int
+) -> None:
+    """`before` batches are taken; the next one is interrupted, at one line after the other."""
+    loader = loader_of(lambda i: i, N, BATCH, workers=workers, prefetch=prefetch)
+    assert numbers(loader.iterate(loader.init_state(0))) == chunks(N, BATCH)
+    wrong: list[str] = []
+
+    def run(count: int) -> bool:
+        iterator = loader.iterate(loader.init_state(0))
+        for _ in range(before):
+            next(iterator)
+        with Interrupt(count) as interrupt:
+            try:
+                next(iterator)
+                return False
+            except KeyboardInterrupt:
+                pass
+        offset = int(iterator.state.words[4])
+        try:
+            found = within(lambda: numbers(iterator), 10)
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}"
+        if offset not in (before * BATCH, before * BATCH + BATCH):
+            wrong.append(f"{interrupt.where}: offset {offset}")
+        if found != chunks(N, BATCH, offset):
+            wrong.append(f"{interrupt.where}: at {offset} came {found}")
+        return True
+
+    count = 1
+    while len(wrong) < 3 and run(count):
+        count += 1
+    assert count > 10, "nothing was interrupted"
+    assert not wrong, "\n".join(wrong)
