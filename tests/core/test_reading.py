@@ -14,6 +14,7 @@ from cereal.core.reading import (
     Failed,
     Reading,
     annotate,
+    at_element,
     for_each,
     raise_it,
     reading,
@@ -30,6 +31,11 @@ def rows_of(*indices: int, epoch: int = 3) -> Any:
     return host_rows_at(np.array(indices), np.array([1, 2], np.uint32), epoch)
 
 
+def each(stage: str, rows: Any, run: Any, n: int) -> list[Any]:
+    """`run(lane)` for every lane, as a stage does it."""
+    return for_each(rows, lambda lane: at_element(stage, rows, lane, lambda: run(lane)), n)
+
+
 def fails_at(*bad: int) -> Any:
     def run(lane: int) -> int:
         if lane in bad:
@@ -39,28 +45,21 @@ def fails_at(*bad: int) -> Any:
     return run
 
 
-def test_results_come_in_order_and_all_are_kept() -> None:
-    assert for_each("stage", rows_of(5, 6, 7), fails_at(), 3) == ([0, 10, 20], None)
-    assert for_each("stage", rows_of(), fails_at(), 0) == ([], None)
+def test_results_come_in_order() -> None:
+    assert each("stage", rows_of(5, 6, 7), fails_at(), 3) == [0, 10, 20]
+    assert each("stage", rows_of(), fails_at(), 0) == []
 
 
 def test_an_error_carries_the_place_of_its_element() -> None:
     with pytest.raises(OwnError) as raised:
-        for_each("decode", rows_of(5, 6, 7), fails_at(1), 3)
+        each("decode", rows_of(5, 6, 7), fails_at(1), 3)
     error: Any = raised.value
-    assert error.element == Failed("decode", 6, 3, (1, 2))
+    place = error.element
+    assert (place.stage, place.index, place.epoch, place.key) == ("decode", 6, 3, (1, 2))
     seed = (1 << 32) | 2
     assert error.__notes__ == [f"cereal: in {error.element}"]
     assert f"loader.read_element(6, key={seed}, epoch=3)" in error.__notes__[0]
     assert reading().place() is None, "the thread is nowhere afterwards"
-
-
-def test_lanes_that_are_not_kept_are_not_run() -> None:
-    keep = np.array([True, False, True])
-    values, after = for_each("stage", rows_of(5, 6, 7), fails_at(1), 3, keep)
-    assert values == [0, SKIPPED, 20]
-    assert after is not None
-    assert after.tolist() == keep.tolist()
 
 
 @pytest.mark.parametrize(
@@ -68,9 +67,7 @@ def test_lanes_that_are_not_kept_are_not_run() -> None:
 )
 def test_a_policy_answers_with_a_value_or_none(answer: Any, expected: Any) -> None:
     with reading_as(Reading(lambda error: answer)):
-        values, keep = for_each("stage", rows_of(5, 6, 7), fails_at(1), 3)
-    assert values == [0, expected, 20]
-    assert keep is None if answer is not None else keep is not None and not keep[1]
+        assert each("stage", rows_of(5, 6, 7), fails_at(1), 3) == [0, expected, 20]
 
 
 def test_a_reading_that_may_skip_gives_masks() -> None:
@@ -87,10 +84,10 @@ def test_a_stage_within_a_stage_notes_its_own_place_and_comes_back() -> None:
         seen.append(reading().place())
 
     def outer(lane: int) -> None:
-        for_each("inner", rows_of(100 + lane), inner, 1)
+        each("inner", rows_of(100 + lane), inner, 1)
         seen.append(reading().place())
 
-    for_each("outer", rows_of(5, 6), outer, 2)
+    each("outer", rows_of(5, 6), outer, 2)
     assert [(place.stage, place.index) for place in seen] == [
         ("inner", 100),
         ("outer", 5),
@@ -102,12 +99,12 @@ def test_a_stage_within_a_stage_notes_its_own_place_and_comes_back() -> None:
 def test_the_place_is_given_back_after_an_error() -> None:
     def outer(lane: int) -> None:
         with pytest.raises(OwnError):
-            for_each("inner", rows_of(100), fails_at(0), 1)
+            each("inner", rows_of(100), fails_at(0), 1)
         place = reading().place()
         assert place is not None
         assert place.stage == "outer"
 
-    for_each("outer", rows_of(5), outer, 1)
+    each("outer", rows_of(5), outer, 1)
 
 
 def test_the_innermost_place_is_written_once() -> None:
@@ -126,7 +123,7 @@ def test_writing_into_a_read_only_array_is_explained() -> None:
         array[0] = 1
 
     with pytest.raises(ValueError, match="read-only") as raised:
-        for_each("stage", rows_of(5), write, 1)
+        each("stage", rows_of(5), write, 1)
     assert any("element.copy()" in note for note in raised.value.__notes__)
 
 
@@ -136,12 +133,12 @@ def test_no_policy_swallows_what_is_no_exception(error: Any) -> None:
         raise error
 
     with reading_as(Reading(lambda error: None)), pytest.raises(error):
-        for_each("stage", rows_of(5), run, 1)
+        each("stage", rows_of(5), run, 1)
 
 
 def test_stop_iteration_does_not_pass_as_the_end_of_something() -> None:
     with pytest.raises(RuntimeError):
-        for_each("stage", rows_of(5), lambda lane: next(iter(())), 1)
+        each("stage", rows_of(5), lambda lane: next(iter(())), 1)
 
 
 def test_a_thread_has_a_reading_of_its_own() -> None:
@@ -174,11 +171,9 @@ def test_doomed_elements_fail_without_being_run() -> None:
     here, ran = Reading(lambda error: None), []
     here.doomed["stage", 6, 3] = TimeoutError("it hangs")
     with reading_as(here):
-        values, keep = for_each("stage", rows_of(5, 6, 7), lambda lane: ran.append(lane) or lane, 3)
+        values = each("stage", rows_of(5, 6, 7), lambda lane: ran.append(lane) or lane, 3)
     assert ran == [0, 2]
     assert values == [0, SKIPPED, 2]
-    assert keep is not None
-    assert keep.tolist() == [True, False, True]
 
 
 def test_an_array_that_is_not_ours_is_copied() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cereal import BatchTransform, DataLoader, DatasetSource, HostMapTransform, MapTransform
-from cereal.core.settings import Settings, current_settings
+from cereal.core.settings import current_settings
 
 N = 12
 
@@ -34,8 +34,8 @@ def test_settings_are_those_of_the_thread() -> None:
     device = jax.devices()[2]
     with jax.enable_x64(True), jax.default_device(device):
         mine = current_settings()
-        assert mine == Settings(True, device)
-        assert in_a_thread(current_settings) == Settings(False, None)
+        assert mine[:2] == (True, device)
+        assert in_a_thread(current_settings)[:2] == (False, None)
 
         def within() -> Any:
             with mine():
@@ -44,7 +44,7 @@ def test_settings_are_those_of_the_thread() -> None:
 
         (settings, dtype, devices), after = in_a_thread(within)
         assert (settings, dtype, devices) == (mine, np.dtype(np.int64), {device})
-        assert after == Settings(False, None)
+        assert after[:2] == (False, None)
 
 
 def test_settings_may_forbid_to_run_anything() -> None:

@@ -257,7 +257,7 @@ def numbers() -> Iterator[int]:
 NO_DATA: list[Any] = ["text", b"bytes", {"x": [1, 2]}, {"x": "text"}, {}, {1, 2}, 5, None, numbers]
 
 
-@pytest.mark.parametrize("bad", NO_DATA, ids=repr)
+@pytest.mark.parametrize("bad", NO_DATA)
 def test_what_is_no_data_is_refused_first_in_a_list_with_what_it_is(bad: Any) -> None:
     with pytest.raises(PipelineError, match=r"stage 0 must be a source, arrays, or a dataset"):
         DataLoader([bad, BatchTransform(2)])

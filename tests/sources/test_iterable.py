@@ -106,7 +106,6 @@ def test_a_function_of_the_epoch_is_given_its_number(workers: int) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.skip(reason="bug: it goes from epoch to epoch for ever")
 def test_all_elements_may_be_dropped_only_with_an_error() -> None:
     loader = loader_of(3, rule={"drop_last": True}, workers=0)
     with pytest.raises((cereal.CerealError, RuntimeError), match=r"drop|no elements|no batch"):

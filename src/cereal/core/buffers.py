@@ -51,16 +51,18 @@ class Buffers:
             owned = self._owned.setdefault(size, [])
             for number in range(len(owned)):
                 if _counts_references and sys.getrefcount(owned[number]) <= _NOBODY:
-                    return _array_in(owned[number], shape, dtype)
-            room = np.empty(size + ALIGNMENT, np.uint8)
+                    return owned[number].view(dtype).reshape(shape)
+            room = _aligned(size)
             if len(owned) < self._most and _counts_references:
                 owned.append(room)
-            return _array_in(room, shape, dtype)
+            return room.view(dtype).reshape(shape)
 
 
-def _array_in(room: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    begin = -room.__array_interface__["data"][0] % ALIGNMENT
-    return room[begin : begin + room.size - ALIGNMENT].view(dtype).reshape(shape)
+def _aligned(size: int) -> np.ndarray:
+    """Bytes that begin at a multiple of the alignment; the array is the owner of its views."""
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    begin = -raw.__array_interface__["data"][0] % ALIGNMENT
+    return np.frombuffer(raw.data[begin : begin + size], np.uint8)
 
 
 NO_BUFFERS = Buffers(0)  # every array is a new one

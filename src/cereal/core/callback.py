@@ -42,13 +42,47 @@ def guard(identity: Hashable, run: Callable[[], Any], on_failure: Callable[[], A
     except BaseException as error:
         with _lock:
             watched = _watched[identity] > 0
-            if watched or jax.device_count() > 1:
-                _failed.setdefault(identity, []).append(error)
-            else:
-                raise
-        if not watched:
-            traceback.print_exception(error)
+            if not watched and jax.device_count() == 1:
+                raise with_notes(error) from error
+            kept = _failed.setdefault(identity, [])
+            if watched:
+                kept.append(error)
+                return on_failure()
+        traceback.print_exception(error)
+        if not kept:  # the first one, if nobody comes for it
+            kept.append(_light(error))
         return on_failure()
+
+
+def _light(error: BaseException) -> BaseException:
+    """The error with the frames of the user's code alone, and without what these held: an error
+    that is kept must not keep a dataset."""
+    trace = error.__traceback__
+    while trace is not None:
+        module = trace.tb_frame.f_globals.get("__name__", "")
+        if not module.startswith(("cereal.", "jax.")):
+            break
+        trace = trace.tb_next
+    traceback.clear_frames(trace)
+    return error.with_traceback(trace)
+
+
+def with_notes(error: BaseException) -> BaseException:
+    """The error with its notes in its text: JAX reports no more than that."""
+    notes = getattr(error, "__notes__", None)
+    if not notes:
+        return error
+    try:
+        again = type(error)("\n".join([str(error), *notes]))
+    except Exception:  # it is made of something else
+        return error
+    return again.with_traceback(error.__traceback__)
+
+
+def forget_kept(number: int) -> None:
+    """Drops kept errors of data on the host that is gone."""
+    for identity in [each for each in list(_failed) if isinstance(each, tuple) and number in each]:
+        _failed.pop(identity, None)
 
 
 @contextmanager

@@ -55,6 +55,12 @@ def stripped(source: Positional[Any]) -> Any:
     )
 
 
+@jax.jit
+def _hand_over(values: Any) -> Any:
+    """Arrays of NumPy as arrays of JAX: a third of the time of `device_put` for small ones."""
+    return values
+
+
 @partial(jax.jit, static_argnames="masked")
 def _read(source: Positional[Any], rows: Rows, masked: bool) -> tuple[Any, Any]:
     values, mask = source.read(rows)
@@ -99,9 +105,13 @@ class Delivery:
         self._large = size >= _LARGE
 
     def __call__(self, rows: Rows, *, masked: bool) -> tuple[Any, Any]:
-        found = self._source.passes(rows) if self._large else None
-        if found is None:
+        found = self._source.passes(rows)
+        if found is not None and not self._large and not (masked or self._source.masks):
+            values, mask = _hand_over(found.values), None
+            found = None
+        elif found is None or not self._large:
             values, mask = _read(self._stripped, rows, masked)
+            found = None
         else:
             values, mask = found.values, self._mask(found, rows, masked)
             values, mask = jax.device_put((values, mask), self._source.placement)

@@ -20,7 +20,7 @@ from .host_data import HostFunction as HostFunction
 from .host_data import living as living
 from .host_program import fetched_in_program
 from .pytree import pytree_dataclass
-from .reading import for_each, reading
+from .reading import SKIPPED, at_element, reading
 from .rows import Rows, host_rows_at, rows_at
 from .source import IndexedSource, Positional
 from .spec import Spec
@@ -28,6 +28,7 @@ from .taken import Taken
 
 T_co = TypeVar("T_co", covariant=True)
 _TRIES = 8
+_MANY_TRIES = 1000
 
 
 @pytree_dataclass
@@ -88,21 +89,22 @@ class HostIndexed(HostNode[T_co], IndexedSource[T_co]):
 
     def produce(self, rows: Rows) -> Taken:
         """The elements of these rows (one axis), as Python has them."""
-        indices, here = rows.index, reading()
-        with here.at(self.label, rows):
+        indices, here, label = rows.index, reading(), self.label
+        with here.at(label, rows):
             try:
-                here.step_to(0)
-                return Taken(None, self.take_host(indices), len(indices))
-            except Exception as error:
-                failed = error
+                if here.doomed:
+                    here.check_doomed()
+                return Taken(len(indices), stacked=self.take_host(indices))
+            except Exception:
+                pass
 
-        def one(lane: int) -> Any:  # finds out which element it is
-            if len(indices) == 1:
-                raise failed
+        def read(lane: int) -> Any:
             return jax.tree.map(lambda x: x[0], self.take_host(indices[lane : lane + 1]))
 
-        values, keep = for_each(self.label, rows, one, len(indices))
-        return Taken(values, keep=keep)
+        def one(lane: int) -> Any:  # finds out which element it is
+            return at_element(label, rows, lane, lambda: read(lane))
+
+        return Taken(len(indices), one=one)
 
     def sample(self) -> Any:
         return first_element(self)
@@ -115,8 +117,8 @@ class HostIndexed(HostNode[T_co], IndexedSource[T_co]):
             return rows.replaced(below=self._promised(shape, self.element_spec()))
         flat = rows if len(shape) == 1 else rows.reshape(-1)
         taken = self.produce(flat)
-        if taken.is_listed:
-            taken = taken.stack(Spec(self.element_spec()), self.label, flat)
+        if not taken.is_stacked or taken.keep is not None:
+            taken = taken.stack(Spec(self.element_spec()), self.label, flat, self.filler)
         values = taken.stacked
         if len(shape) != 1:
             values = jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), values)
@@ -131,16 +133,25 @@ class HostIndexed(HostNode[T_co], IndexedSource[T_co]):
         return self.read(self.route(rows_at(indices)))[0]
 
 
-def first_element(source: Any) -> Any:
-    """An element, to see what elements look like: the first that can be read."""
+def first_element(source: Any, wanted: Any = None, otherwise: Any = None) -> Any:
+    """An element, to see what elements look like: the first that can be read.
+
+    With `wanted`, the first of some that it is true of, or `otherwise`.
+    """
     first: Exception | None = None
-    for index in range(min(_TRIES, len(source))):
+    tries = _TRIES if wanted is None else _MANY_TRIES
+    for index in range(min(tries, len(source))):
         try:
             rows = source.route(host_rows_at(np.array([index])))
-            return source.produce(rows).elements()[0]
+            found = source.produce(rows).element(0)
+            if found is not SKIPPED and (wanted is None or wanted(found)):
+                return found
         except Exception as error:
             first = first or error
-    assert first is not None
+    if wanted is not None:
+        return otherwise
+    if first is None:
+        raise PipelineError(f"{source.label}: all of its first {tries} elements are left out.")
     message = str(first).strip().partition("\n")[0]
     raise PipelineError(
         f"{source.label} failed on its first elements: {type(first).__name__}: {message}"

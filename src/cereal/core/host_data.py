@@ -57,10 +57,11 @@ def living(number: int) -> Any:
 class HostFunction(HostData):
     """A user's Python function in a host pipeline, with what it gave first."""
 
-    def __init__(self, fn: Callable[..., Any], sample: Any = None) -> None:
+    def __init__(self, fn: Callable[..., Any], sample: Any = None, called: str = "") -> None:
         super().__init__()
         self.fn = fn
         self.sample = sample
+        self._called = called
 
     def __call__(self, *args: Any) -> Any:
         return self.fn(*args)
@@ -68,13 +69,13 @@ class HostFunction(HostData):
     @property
     def name(self) -> str:
         inner = getattr(self.fn, "func", self.fn)  # functools.partial
-        return getattr(inner, "__name__", type(inner).__name__)
+        return self._called or getattr(inner, "__name__", type(inner).__name__)
 
     def digest_of(self) -> Any:
         return self.fn
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HostFunction, (self.fn, self.sample)
+        return HostFunction, (self.fn, self.sample, self._called)
 
 
 def host_data_in(tree: Any) -> list[HostData]:

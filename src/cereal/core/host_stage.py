@@ -8,7 +8,6 @@ Host stages come first, compiled stages after; between them is the seam.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
 from typing import Any, ClassVar, TypeVar
 
@@ -19,13 +18,13 @@ from .errors import CerealError, PipelineError
 from .function import Function, takes_second
 from .host import Fetched, HostIndexed, HostNode
 from .host_data import HostFunction
-from .pytree import pytree_dataclass, set_fields, static_field
-from .reading import SKIPPED, reading
+from .pytree import pytree_dataclass, set_copy, static_field
+from .reading import READ_ONLY, SKIPPED, is_read_only, reading
 from .rows import Rows
-from .source import Positional, Source
+from .source import IndexedSource, Positional, Source
 from .spec import Spec, format_spec
 from .stage import Transform
-from .taken import Taken, as_arrays, leaves_of, spec_of_element
+from .taken import Taken, as_arrays, check_arrays, leaves_of, spec_of_element
 from .wrapper import PositionalWrapper
 
 T_co = TypeVar("T_co", covariant=True)
@@ -55,76 +54,105 @@ class HostStage(Transform[Any, Any]):
         """
         lanes = rows.index.shape
         flat = rows.reshape(-1)
-        taken = Taken(None, _reshaped(values, len(lanes), (flat.index.size,)), flat.index.size)
-        taken.keep = None if mask is None else mask.reshape(-1)
+        n = flat.index.size
+        keep = None if mask is None else mask.reshape(-1)
+        taken = Taken(n, stacked=_reshaped(values, len(lanes), (n,)), keep=keep)
         words = None if words is None else tuple(word.reshape(-1) for word in words)
         taken = self.on_elements(taken, flat, words)
         element = jax.tree.map(
             lambda s: jax.ShapeDtypeStruct(s.shape[len(lanes) :], s.dtype), spec.tree
         )
-        taken = taken.stack(Spec(element), self.label, flat)
+        taken = taken.stack(Spec(element), self.label, flat, lambda: self.fn.sample)
         keep = None if taken.keep is None else taken.keep.reshape(lanes)
         return _reshaped(taken.stacked, 1, lanes), keep
 
     def __call__(self, source: Source[Any]) -> Source[Any]:
-        check_before(source, self.label)
+        source = below_host_stage(source, self.label)
         assert isinstance(source, Positional)
         rows = _one_row(source)
         words = rows.element_words(source.random_stages) if self.random else None
         try:
-            sample = self._on_sample(source, rows, words)
+            element, sample = self.on_sample(source, rows, words)
         except CerealError:
             raise
         except Exception as error:
-            first = str(error).strip().partition("\n")[0]
             raise PipelineError(
-                f"{self.label} failed on {format_spec(source.element_spec())}: "
-                f"{type(error).__name__}: {first}"
+                f"{self.label} failed on {format_spec(source.element_spec())}: {in_short(error)}"
             ) from error
-        if source.lanes:
-            return HostBatchStage(source, self, Spec(spec_of_element(sample)))
-        _refuse_nothing(sample, self.label)
-        mine = self.fn if self.fn.sample is None else HostFunction(self.fn.fn)
-        mine.sample = sample
-        return HostElementStage(source, _with(self, mine), Spec(spec_of_element(sample)))
+        if sample is None:
+            raise PipelineError(
+                f"{self.label} returned None; did `fn` forget to `return` what it made?"
+            )
+        mine = self.fn if self.fn.sample is None else HostFunction(self.fn.fn, called=self.fn.name)
+        mine.sample = element
+        stage, spec = _with(self, mine), spec_of_element(sample)
+        if not source.lanes:
+            return HostElementStage(source, stage, Spec(spec))
+        check_arrays(spec, self.label, "return arrays and numbers from a function of batches")
+        return HostBatchStage(source, stage, Spec(spec))
 
-    def _on_sample(self, source: Any, rows: Rows, words: Words) -> Any:
+    def on_sample(self, source: Any, rows: Rows, words: Words) -> tuple[Any, Any]:
+        """What it makes of an element, and after batching of a batch, to see how they look."""
         sample = source.sample()
         if not source.lanes:
-            return self.on_elements(Taken([sample]), rows, words).elements()[0]
-        return self.on_sample_batch(sample, rows, words)
-
-    def on_sample_batch(self, sample: Any, rows: Rows, words: Words) -> Any:
-        """A batch, to see what batches look like."""
-        axes = rows.index.ndim
-        element = jax.tree.map(lambda x: x[(0,) * axes], sample)
+            element = self.on_elements(Taken(1, one=lambda _: sample), rows, words).element(0)
+            return element, element
+        check_per_element(sample, source.lanes, self.label)
+        element = jax.tree.map(lambda x: x[(0,) * len(source.lanes)], sample)
         flat = rows.reshape(-1)[:1]
         words = None if words is None else tuple(word.reshape(-1)[:1] for word in words)
-        made = self.on_elements(Taken([element]), flat, words).elements()[0]
-        arrays = leaves_of(made, spec := Spec(spec_of_element(made)))
-        lanes = rows.index.shape
-        stacked = [np.broadcast_to(x, (*lanes, *x.shape)) for x in arrays]
-        return jax.tree.unflatten(spec.structure, stacked)
+        made = self.on_elements(Taken(1, one=lambda _: element), flat, words).element(0)
+        return made, sample if made is SKIPPED else repeated(made, source.lanes)
+
+    def sample_batch(self, sample: Any, rows: Rows) -> Any:
+        """What a batch looks like after it; `sample` is one before it."""
+        del sample
+        return repeated(self.fn.sample, rows.index.shape)
 
 
-def as_host_function(fn: Any, owner: str, second: str) -> tuple[HostFunction, bool]:
+def repeated(element: Any, lanes: tuple[int, ...]) -> Any:
+    """A batch of one element."""
+    spec = Spec(spec_of_element(element))
+    check_arrays(spec.tree, "a stage after batching", "return arrays and numbers")
+    stacked = [np.broadcast_to(x, (*lanes, *x.shape)) for x in leaves_of(element, spec)]
+    return jax.tree.unflatten(spec.structure, stacked)
+
+
+def check_per_element(sample: Any, lanes: tuple[int, ...], label: str) -> None:
+    """A stage that works on the elements of a batch needs values per element."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(sample)[0]:
+        if leaf.shape[: len(lanes)] != lanes:
+            name = "batch" + jax.tree_util.keystr(path)
+            raise PipelineError(
+                f"{label} works on elements, but `{name}` of shape {leaf.shape} is one value for a "
+                f"whole batch of {lanes}; put this stage before the one that makes it."
+            )
+
+
+def in_short(error: BaseException) -> str:
+    """The first line of an error, and what is known about it."""
+    first = str(error).strip().partition("\n")[0]
+    hint = READ_ONLY if is_read_only(error) else ""
+    return f"{type(error).__name__}: {first}{hint}"
+
+
+def as_host_function(
+    fn: Any, owner: str, second: str, name: str = "fn"
+) -> tuple[HostFunction, bool]:
     """Checks that `fn` can run on the host; and whether it takes a second argument of this name."""
     if not callable(fn):
         raise PipelineError(
-            f"{owner}: `fn` must be callable, got {type(fn).__name__} ({fn!r:.80}); write "
-            f"`{owner}(lambda element: ...)`."
+            f"{owner}: `{name}` must be callable, got {type(fn).__name__} ({fn!r:.80}); write a "
+            f"function."
         )
-    return HostFunction(fn), takes_second(Function(None, fn), second)
+    plain = fn.fn if isinstance(fn, HostFunction) else fn
+    function = fn if isinstance(fn, HostFunction) else HostFunction(fn)
+    return function, takes_second(Function(None, plain), second)
 
 
 def _with(stage: Any, function: HostFunction) -> Any:
     """The stage, with the function as one source sees it."""
-    if stage.fn is function:
-        return stage
-    fields = {field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)}
-    copy = object.__new__(type(stage))
-    set_fields(copy, **{**fields, "fn": function})
-    return copy
+    return stage if stage.fn is function else set_copy(stage, fn=function)
 
 
 def _one_row(source: Positional[Any]) -> Rows:
@@ -133,13 +161,22 @@ def _one_row(source: Positional[Any]) -> Rows:
     return Rows(np.zeros(2, np.uint32), zeros, zeros.astype(np.int64), None)
 
 
-def _refuse_nothing(sample: Any, label: str) -> None:
-    if sample is None:
-        raise PipelineError(f"{label} returned None; did `fn` forget to `return` the element?")
+def below_host_stage(source: Any, label: str) -> Any:
+    """The source as a host stage reads it, if one may follow: all before it is run by Python.
+
+    Data on a device comes to the host, and is no leaf of the pytree any more.
+    """
+    _check_before(source, label)
+    return jax.tree.map(
+        lambda x: x.on_host() if isinstance(x, IndexedSource) else x, source, is_leaf=_in_memory
+    )
 
 
-def check_before(source: Any, label: str) -> None:
-    """Whether a host stage may follow: all before it is run by Python."""
+def _in_memory(node: Any) -> bool:
+    return isinstance(node, IndexedSource) and node.produces and not node.host and not node.members
+
+
+def _check_before(source: Any, label: str) -> None:
     if not isinstance(source, Source):
         raise PipelineError(
             f"{label} must be called with a source, got {type(source).__name__}; write "
@@ -243,6 +280,9 @@ class HostElementStage(_HostStaged[T_co], HostIndexed[T_co]):
     def sample(self) -> Any:
         return self.stage.fn.sample
 
+    def filler(self) -> Any:
+        return self.stage.fn.sample
+
     def fetch(self, rows: Rows) -> Rows:
         return HostIndexed.fetch(self, rows)
 
@@ -283,8 +323,7 @@ class HostBatchStage(_HostStaged[T_co], HostBatchNode[T_co]):
     spec: Spec = static_field()
 
     def sample(self) -> Any:
-        rows = _one_row(self.source)
-        made = self.stage.on_sample_batch(self.source.sample(), rows, self._words(rows))
+        made = self.stage.sample_batch(self.source.sample(), _one_row(self.source))
         return as_arrays(made, self.spec)
 
     def produce(self, rows: Rows) -> tuple[Any, Any]:
@@ -292,13 +331,14 @@ class HostBatchStage(_HostStaged[T_co], HostBatchNode[T_co]):
         values, mask = self.source.produce(rows)
         with here.at(self.label, rows):
             try:
-                here.step_to(0)
+                if here.doomed:
+                    here.check_doomed()
                 made, mask = self.stage.on_batch(values, mask, rows, self._words(rows), self.spec)
                 return jax.tree.map(here.own, as_arrays(made, self.spec)), mask
             except Exception as error:
                 made = here.failed(error)  # of a batch: what stands in is a batch
             if made is not SKIPPED:
-                return as_arrays(made, self.spec), mask
+                return jax.tree.map(here.own, as_arrays(made, self.spec)), mask
         zeros = [np.zeros(s.shape, s.dtype) for s in self.spec.leaves]
         return jax.tree.unflatten(self.spec.structure, zeros), np.zeros(self.lanes, np.bool_)
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from .errors import CerealError, PipelineError
 from .source import Source
 from .spec import Spec, format_spec, is_array_like
+from .taken import check_arrays
 
 if TYPE_CHECKING:
     from .stage import Stage
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 def infer_spec(stage: Stage[Any, Any], source: Source[Any], lanes: tuple[int, ...]) -> Spec:
     """What the stage makes of the source's elements, without running it."""
+    check_arrays(
+        source.element_spec(),
+        f"{stage.label} is compiled",
+        "turn it into arrays or numbers in a HostMapTransform before",
+    )
     keys = None
     if stage.random:
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), lanes or (1,)))

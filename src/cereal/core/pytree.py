@@ -114,6 +114,14 @@ def _fields(made: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return data, tuple(f.name for f in fields if f.metadata.get("static"))
 
 
+def set_copy(node: Any, **changed: Any) -> Any:
+    """A copy of a node with other fields, made without its constructor."""
+    fields = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
+    copy = object.__new__(type(node))
+    set_fields(copy, **{**fields, **changed})
+    return copy
+
+
 def set_fields(node: Any, **fields: Any) -> None:
     """Sets the fields of a frozen node, in its own constructor."""
     node.__dict__.update(fields)

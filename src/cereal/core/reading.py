@@ -3,9 +3,10 @@
 The stages of a pipeline do not know who runs them: a worker of a loader, a callback of a compiled
 program, or the caller. They ask `reading()`, which belongs to the thread.
 
-    for_each   runs a function over elements; notes where it is, handles what it raises
-    spread     lets idle workers help
-    empty      memory for a batch
+    at_element   runs a function over one element; notes where it is, handles what it raises
+    for_each     runs over the lanes of a batch
+    spread       lets idle workers help
+    empty        memory for a batch
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,12 +31,17 @@ class Failed:
     index: int
     epoch: int
     key: tuple[int, int]
+    loader_index: int = -1  # of the whole pipeline, where that combines sources
+    loader_epoch: int = 0
 
     def __str__(self) -> str:
         seed = (self.key[0] << 32) | self.key[1]
+        index, epoch = self.index, self.epoch
+        if self.loader_index >= 0:
+            index, epoch = self.loader_index, self.loader_epoch
         return (
             f"{self.stage}, element {self.index} of epoch {self.epoch}, key {seed}; to read it "
-            f"again: `loader.read_element({self.index}, key={seed}, epoch={self.epoch})`"
+            f"again: `loader.read_element({index}, key={seed}, epoch={epoch})`"
         )
 
 
@@ -61,9 +68,13 @@ class Reading:
         self.on_error, self.buffers, self.empty = on_error, buffers, buffers.empty
         self.masked = masked or on_error is not raise_it  # whether to give a mask in any case
         self.doomed: dict[Any, Exception] = {}  # elements known to hang
+        self.decided: dict[Any, Any] | None = None  # what was said about errors, to be said again
+        self.since = 0.0  # when the element was begun
         self.stage = ""
         self.rows: Any = None
         self.lane = 0
+        self.top: Any = None  # the rows of the whole pipeline, and the lane among them
+        self.top_lane = 0
 
     def settings(self) -> Any:
         """JAX's settings for who helps with it."""
@@ -89,24 +100,16 @@ class Reading:
         """How many threads could work on one batch."""
         return 1
 
-    @contextlib.contextmanager
-    def at(self, stage: str, rows: Any) -> Iterator[None]:
+    def at(self, stage: str, rows: Any) -> _At:
         """Notes where the thread is; a stage may read the one below in its turn."""
-        before = self.stage, self.rows, self.lane
-        self.stage, self.rows, self.lane = stage, rows, 0
-        try:
-            yield
-        finally:
-            self.stage, self.rows, self.lane = before
+        return _At(self, stage, rows)
 
-    def step_to(self, lane: int) -> None:
-        """Notes which element is next."""
-        self.lane = lane
-        if self.doomed:
-            place = self.place()
-            error = place and self.doomed.get((place.stage, place.index, place.epoch))
-            if error:
-                raise error
+    def check_doomed(self) -> None:
+        """Raises the error of an element that is known to hang."""
+        place = self.place()
+        error = place and self.doomed.get((place.stage, place.index, place.epoch))
+        if error:
+            raise error
 
     def place(self) -> Failed | None:
         """Where the thread is; read by other threads."""
@@ -115,30 +118,72 @@ class Reading:
             return None
         try:
             index, epoch = int(rows.index.reshape(-1)[lane]), int(rows.epoch.reshape(-1)[lane])
-            key = np.asarray(rows.key).reshape(-1)[:2]
-            return Failed(self.stage, index, epoch, (int(key[0]), int(key[1])))
+            top, at = (rows, lane) if self.top is None else (self.top, self.top_lane)
+            key = np.asarray(top.key).reshape(-1)[:2]
+            again = int(top.index.reshape(-1)[at]), int(top.epoch.reshape(-1)[at])
+            return Failed(self.stage, index, epoch, (int(key[0]), int(key[1])), *again)
         except (IndexError, TypeError, AttributeError):
             return None
 
     def failed(self, error: Exception) -> Any:
         """What stands in for an element whose function raised: a value, SKIPPED, or the error."""
-        annotate(error, self.place())
+        if isinstance(error, StopIteration):  # it would end the user's loop, without a word
+            stopped = RuntimeError("a function of the pipeline raised StopIteration")
+            stopped.__cause__ = error
+            error = stopped
+        place = self.place()
+        known = place and (place.stage, place.index, place.epoch)
+        if self.decided is not None and known in self.decided:
+            return self.decided[known]
+        annotate(error, place)
         answer = self.on_error(error)
-        return SKIPPED if answer is None else answer
+        answer = SKIPPED if answer is None else answer
+        if self.decided is not None and known is not None:
+            self.decided[known] = answer
+        return answer
+
+
+class _At:
+    # As a generator it would take three times as long.
+    __slots__ = ("_before", "_here", "_rows", "_stage")
+
+    def __init__(self, here: Reading, stage: str, rows: Any) -> None:
+        self._here, self._stage, self._rows = here, stage, rows
+
+    def __enter__(self) -> None:
+        here = self._here
+        self._before = here.stage, here.rows, here.lane
+        here.stage, here.rows, here.lane = self._stage, self._rows, 0
+        here.since = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        here = self._here
+        here.stage, here.rows, here.lane = self._before
 
 
 def annotate(error: BaseException, place: Failed | None) -> None:
     """Writes the element into the error, once."""
-    if place is None or hasattr(error, "element"):
+    known = getattr(error, "element", None)
+    if place is None or (known is not None and (known == place or known.stage != place.stage)):
         return
     with contextlib.suppress(Exception):  # an error with __slots__
+        if known is not None:  # one object, raised for several elements
+            error.__notes__ = [x for x in error.__notes__ if not x.startswith("cereal")]
         error.element = place  # type: ignore[attr-defined]
         error.add_note(f"cereal: in {place}")
-        if isinstance(error, ValueError) and "read-only" in str(error):
-            error.add_note(
-                "cereal: elements are read-only, so that no function can change the data for the "
-                "others; write into a copy: `element = element.copy()`."
-            )
+        if is_read_only(error):
+            error.add_note(f"cereal{READ_ONLY}")
+
+
+READ_ONLY = (
+    ": elements are read-only, so that no function can change the data for the others; write into "
+    "a copy: `element = element.copy()`."
+)
+
+
+def is_read_only(error: BaseException) -> bool:
+    """Whether this comes of writing into an element."""
+    return isinstance(error, ValueError) and "read-only" in str(error)
 
 
 class _Current(threading.local):
@@ -154,43 +199,52 @@ def reading() -> Reading:
     return _current.reading
 
 
-@contextlib.contextmanager
-def reading_as(one: Reading) -> Iterator[Reading]:
+class reading_as:  # noqa: N801
     """Within it, this thread reads so."""
-    before = _current.reading
-    _current.reading = one
+
+    __slots__ = ("_before", "_one")
+
+    def __init__(self, one: Reading) -> None:
+        self._one = one
+
+    def __enter__(self) -> Reading:
+        self._before, _current.reading = _current.reading, self._one
+        return self._one
+
+    def __exit__(self, *_: object) -> None:
+        _current.reading = self._before
+
+
+def at_element(stage: str, rows: Any, lane: int, run: Callable[[], Any]) -> Any:
+    """What `run()` returns for an element of a stage; what stands in for it if it raises."""
+    here = reading()
+    before = here.stage, here.rows, here.lane
+    here.stage, here.rows, here.lane = stage, rows, lane
+    here.since = time.monotonic()
     try:
-        yield one
+        if here.doomed:
+            here.check_doomed()
+        return run()
+    except Exception as error:
+        return here.failed(error)
     finally:
-        _current.reading = before
+        here.stage, here.rows, here.lane = before
 
 
-def for_each(
-    stage: str,
-    rows: Any,
-    run: Callable[[int], Any],
-    n: int,
-    keep: np.ndarray | None = None,
-) -> tuple[list[Any], np.ndarray | None]:
-    """`run(lane)` for every lane that is kept; the results, and which lanes are kept after it."""
-    size = -(-n // max(1, 2 * reading().hands))
+def for_each(rows: Any, run: Callable[[int], Any], n: int) -> list[Any]:
+    """`[run(lane) for lane in range(n)]`, with the help of other threads."""
+    size = max(1, -(-n // max(1, 2 * reading().hands)))
 
     def some(lanes: range) -> list[Any]:
         here, found = reading(), []
-        with here.at(stage, rows):
+        before, here.top = here.top, rows
+        try:
             for lane in lanes:
-                if keep is not None and not keep[lane]:
-                    found.append(SKIPPED)
-                    continue
-                try:
-                    here.step_to(lane)
-                    found.append(run(lane))
-                except Exception as error:
-                    found.append(here.failed(error))
+                here.top_lane = lane
+                found.append(run(lane))
+        finally:
+            here.top = before
         return found
 
-    parts = [range(begin, min(begin + size, n)) for begin in range(0, n, max(size, 1))]
-    values = [value for found in reading().spread(parts, some) for value in found]
-    if not any(value is SKIPPED for value in values):
-        return values, keep
-    return values, np.array([value is not SKIPPED for value in values])
+    parts = [range(begin, min(begin + size, n)) for begin in range(0, n, size)]
+    return [value for found in reading().spread(parts, some) for value in found]

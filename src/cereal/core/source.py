@@ -11,6 +11,7 @@ indexed source with stages around it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -188,6 +189,10 @@ class Positional(Source[T_co]):
         """What `produce` gives, without the mask: one element, or one batch of it."""
         raise TypeError(f"{self.label} is made by compiled code")
 
+    def filler(self) -> Any:
+        """What stands in a batch where an element was left out: always the same, valid input."""
+        return self.sample()
+
     def passes(self, rows: Rows) -> Any:
         """Of fetched rows, what `read` would only hand through; None: it computes."""
         del rows
@@ -356,6 +361,15 @@ class IndexedSource(Positional[T_co]):
     def roots(self) -> frozenset[int]:
         """Identities of the data that it reads: two sources that share one may share elements."""
         return frozenset([id(self), *(id(leaf) for leaf in jax.tree.leaves(self))])
+
+    @property
+    def members(self) -> Sequence[IndexedSource[Any]]:
+        """The sources that it reads, if it is made of others."""
+        return ()
+
+    def on_host(self) -> IndexedSource[T_co]:
+        """The same data for host stages: read by NumPy."""
+        return self
 
     @property
     def overlap(self) -> int:

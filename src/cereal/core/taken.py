@@ -1,7 +1,7 @@
 """Elements as Python has them: a list of anything, or arrays that hold many.
 
-    listed    [{"image": <PIL image>, "label": 3}, ...]      what functions give and take
-    stacked   {"image": uint8[n,28,28], "label": int32[n]}   what one vectorised read gives
+    one by one   {"image": <PIL image>, "label": 3}, ...        what functions give and take
+    stacked      {"image": uint8[n,28,28], "label": int32[n]}   what one vectorised read gives
 
 Before batching an element may be any Python object. At the seam it becomes arrays of a fixed shape
 and dtype, in the types that JAX has.
@@ -9,7 +9,9 @@ and dtype, in the types that JAX has.
 
 from __future__ import annotations
 
+import copy
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
-from .reading import SKIPPED, for_each, reading
+from .reading import SKIPPED, Reading, at_element, for_each, reading, reading_as
 from .spec import Spec, format_spec
 
 OBJECT = np.dtype(object)
@@ -25,54 +27,109 @@ _NUMBERS = (bool, int, float, complex)
 
 
 class Taken:
-    """What Python read for some rows."""
+    """What Python reads for some rows: arrays that hold all of them, or one after another.
+
+    Elements are read when they are asked for, each through all stages before the next one: so one
+    element is in memory besides the batch, and a function may return the same buffer every time.
+    """
 
     def __init__(
         self,
-        listed: list[Any] | None,
+        n: int,
+        *,
         stacked: Any = None,
-        n: int = 0,
+        one: Callable[[int], Any] | None = None,
         keep: np.ndarray | None = None,
     ) -> None:
-        self.stacked = stacked
-        self.n = n if listed is None else len(listed)
+        self.n, self.stacked, self._one = n, stacked, one
         self.keep = keep  # None: all; False where an element was filtered out or failed
-        self._listed = listed
 
     @property
-    def is_listed(self) -> bool:
-        return self._listed is not None
+    def is_stacked(self) -> bool:
+        return self._one is None
 
-    def elements(self) -> list[Any]:
-        """One by one; of arrays that hold many, views."""
-        if self._listed is not None:
-            return self._listed
-        return [jax.tree.map(lambda x, i=i: x[i], self.stacked) for i in range(self.n)]
+    def element(self, lane: int) -> Any:
+        """The element of a lane, or SKIPPED."""
+        if self.keep is not None and not self.keep[lane]:
+            return SKIPPED
+        if self._one is not None:
+            return self._one(lane)
+        return jax.tree.map(lambda x: x[lane], self.stacked)
 
-    def stack(self, spec: Spec, stage: str, rows: Any) -> Taken:
+    def mapped(self, stage: str, rows: Any, fn: Callable[[Any, int], Any]) -> Taken:
+        """`fn(element, lane)` of every element that is there."""
+
+        def one(lane: int) -> Any:
+            value = self.element(lane)
+            if value is SKIPPED:
+                return SKIPPED
+            return at_element(stage, rows, lane, lambda: fn(value, lane))
+
+        return Taken(self.n, one=one)
+
+    def listed(self, rows: Any) -> Taken:
+        """The same, with all elements in memory."""
+        values = for_each(rows, self.element, self.n)
+        keep = _kept(values)
+        return Taken(self.n, one=values.__getitem__, keep=keep)
+
+    def stack(self, spec: Spec, stage: str, rows: Any, filler: Callable[[], Any]) -> Taken:
         """The same as arrays, each element checked against the spec.
 
-        Elements that were left out are replaced by one that was not, or by zeros.
+        Where an element was left out, `filler` stands: one that is always valid input.
         """
-        if self._listed is None:
-            return self
-        listed = self._listed
+        if self.is_stacked:
+            return self if self.keep is None else self._filled(self.stacked, self.keep, filler)
         out = [reading().empty((self.n, *s.shape), s.dtype) for s in spec.leaves]
 
-        def write(lane: int) -> None:
-            for room, leaf in zip(out, leaves_of(listed[lane], spec), strict=True):
+        def write(lane: int, value: Any) -> None:
+            for room, leaf in zip(out, leaves_of(value, spec), strict=True):
                 room[lane] = leaf
 
-        done, keep = for_each(stage, rows, write, self.n, self.keep)
-        for lane, value in enumerate(done):  # what `on_error` gave instead
-            if value is not None and value is not SKIPPED:
-                for room, leaf in zip(out, leaves_of(value, spec), strict=True):
-                    room[lane] = leaf
-        if keep is not None and not keep.all():
-            kept = np.flatnonzero(keep)
-            for room in out:
-                room[~keep] = room[kept[0]] if kept.size else 0
-        return Taken(None, jax.tree.unflatten(spec.structure, out), self.n, keep)
+        def put(lane: int) -> Any:
+            value = self.element(lane)
+            if value is SKIPPED:
+                return SKIPPED
+            again = at_element(stage, rows, lane, lambda: write(lane, value))
+            if again is None or again is SKIPPED:
+                return again
+            return write(lane, again)  # what `on_error` gave instead
+
+        keep = _kept(for_each(rows, put, self.n))
+        stacked = jax.tree.unflatten(spec.structure, out)
+        if keep is None:
+            return Taken(self.n, stacked=stacked)
+        return self._filled(stacked, keep, filler)
+
+    def _filled(self, stacked: Any, keep: np.ndarray, filler: Callable[[], Any]) -> Taken:
+        if keep.all():
+            return Taken(self.n, stacked=stacked, keep=keep)
+        leaves, structure = jax.tree.flatten(stacked)
+        spec = Spec(jax.tree.unflatten(structure, [_row_spec(leaf) for leaf in leaves]))
+        first = int(np.argmax(keep))  # where there is no filler, one of the batch
+        known = None if not keep[first] else [room[first] for room in leaves]
+        for room, leaf in zip(leaves, _fill(filler, spec, known), strict=True):
+            room[~keep] = leaf
+        return Taken(self.n, stacked=stacked, keep=keep)
+
+
+def _fill(filler: Callable[[], Any], spec: Spec, otherwise: list[Any] | None) -> list[Any]:
+    """The filler as arrays, if it can be read and is of this shape."""
+    try:
+        with reading_as(Reading()):
+            return list(leaves_of(filler(), spec))
+    except Exception:
+        return [0 for _ in spec.leaves] if otherwise is None else otherwise
+
+
+def _row_spec(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+
+
+def _kept(values: list[Any]) -> np.ndarray | None:
+    if not any(value is SKIPPED for value in values):
+        return None
+    return np.array([value is not SKIPPED for value in values])
 
 
 def leaves_of(element: Any, spec: Spec) -> list[np.ndarray]:
@@ -178,7 +235,10 @@ def spec_of_element(element: Any) -> Any:
     """What an element looks like; a Python object has the dtype `object`."""
 
     def look(leaf: Any) -> jax.ShapeDtypeStruct:
-        array = as_array(leaf)
+        try:
+            array = as_array(leaf)
+        except PipelineError:  # an integer that JAX cannot hold: a stage may still change it
+            array = None
         if array is None:
             return jax.ShapeDtypeStruct((), OBJECT)
         return jax.ShapeDtypeStruct(array.shape, canonical(array.dtype))
@@ -197,23 +257,28 @@ def check_arrays(spec: Any, what: str, fix: str) -> None:
         if leaf.dtype == OBJECT:
             name = "element" + jax.tree_util.keystr(path)
             raise PipelineError(
-                f"{what}: `{name}` is a Python object and no array (nor a number); {fix}."
+                f"{what}: `{name}` is a Python object and no array (nor a number that fits JAX's "
+                f"types); {fix}."
             )
 
 
 def protected(value: Any) -> Any:
     """The same with fresh containers and read-only arrays: a function that writes into its
     argument cannot change the data."""
-    kind = type(value)
     if isinstance(value, np.ndarray):
         view = value.view()
         view.flags.writeable = False
         return view
-    if kind is dict:
-        return {key: protected(inner) for key, inner in value.items()}
-    if kind is list:
-        return [protected(inner) for inner in value]
+    if isinstance(value, dict):
+        fresh = copy.copy(value)  # an OrderedDict stays one
+        for key in fresh:
+            fresh[key] = protected(fresh[key])
+        return fresh
+    if isinstance(value, list):
+        fresh = copy.copy(value)
+        fresh[:] = [protected(inner) for inner in value]
+        return fresh
     if isinstance(value, tuple):
         inner = [protected(each) for each in value]
-        return kind(*inner) if hasattr(value, "_fields") else kind(inner)
+        return type(value)(*inner) if hasattr(value, "_fields") else type(value)(inner)
     return value

@@ -49,11 +49,6 @@ class WordRows:
         rows = lax.bitcast_convert_type(words, self.dtype).reshape(*indices.shape, *self.row_shape)
         return lax.optimization_barrier(rows)
 
-    def rows_on_host(self, indices: np.ndarray) -> np.ndarray:
-        """The same in NumPy."""
-        words = np.take(np.asarray(self.words), indices, axis=0)
-        return words.view(self.dtype).reshape(len(indices), *self.row_shape)
-
 
 def worth_packing(array: Any) -> bool:
     """Whether this array can be, and is better, stored as words."""

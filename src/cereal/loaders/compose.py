@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.errors import PipelineError, UsageError
+from ..core.host_data import HostFunction
 from ..core.pytree import is_pytree
 from ..core.source import Positional, Source
 from ..core.stage import Transform
 from ..core.taken import check_arrays
-from ..sources.dataset import as_source
+from ..sources.dataset import as_source, is_dataset
 from ..transforms.host_filter import HostFilterTransform
 from ..transforms.host_map import HostMapTransform
 from ..transforms.host_random_map import HostRandomMapTransform
@@ -121,8 +122,8 @@ def _as_host_stage(stage: Any) -> Any:
         return stage
     for name, make in _GRAIN.items():
         method = getattr(stage, name, None)
-        if callable(method):
-            return make(method)
+        if callable(method) and not is_dataset(stage):
+            return make(HostFunction(method, called=type(stage).__name__))
     return stage
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core.callback import raising
+from ..core.callback import raise_kept, raising
 from ..core.capture import eager, resolve
 from ..core.errors import UsageError
 from ..core.function import Function, as_function, takes_second
+from ..core.host_data import identity_on_host
 from ..core.position import Remainder
 from ..core.source import Positional, Source
 from ..core.spec import at_least_float32
@@ -60,6 +61,8 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *, key: Any = 0) -
         source = _padded(source)
         state, steps = DataLoader(source).init_state(key), source.steps_per_epoch
     source = resolve(source, state)
+    if isinstance(source, Positional) and source.host:
+        raise_kept((identity_on_host(source),))
     with raising(source.callbacks):
         if eager():
             run = partial(_run, loader, source, state, function, steps, remainder)

@@ -1,8 +1,11 @@
 """Iterates a pipeline with a host part: workers read ahead, a batch is on its way to the device.
 
-workers     read step 4, 5, 6, ...
-this        take step 3 when it is read  ->  start its transfer and its compiled stages
-the user    has step 2
+    workers     read step 4, 5, 6, ...
+    this        take step 3 when it is read  ->  start its transfer and its compiled stages
+    the user    has step 2
+
+All that changes when a batch is handed out is one number, in the last line: an interrupt at any
+other place loses nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from ..core.callback import raising
+from ..core.callback import raise_kept, raising
 from ..core.errors import PipelineError
 from ..core.execute import Delivery
+from ..core.host_data import identity_on_host
 from ..core.source import Mask
-from ..core.state import PipelineState, make_words
+from ..core.state import PipelineState, check_state, make_words
 from .iterator import PositionalIterator
 
 T = TypeVar("T")
@@ -31,18 +35,31 @@ class HostIterator(PositionalIterator[T]):
     _track: Any
     _close: Any
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, source: Any, *args: Any) -> None:
+        raise_kept((identity_on_host(source),))
         self._track = self._close = None
-        super().__init__(*args)
+        self._handed, self._total = 0, None
+        self._deliver = Delivery(source)
+        # One at a time: callbacks run when a batch is asked for, and an end must not come early.
+        self._plainly = bool(source.callbacks) or source.unknown_length
+        super().__init__(source, *args)
+
+    @property
+    def _left(self) -> int | None:  # type: ignore[override]
+        return None if self._total is None else self._total - self._handed
+
+    @_left.setter
+    def _left(self, left: int | None) -> None:
+        self._total = None if left is None else self._handed + left
 
     def _start(self, state: PipelineState) -> None:
+        check_state(state, self._source.fingerprint)
+        left = self._left
         self.close()
         super()._start(state)
-        self._deliver = Delivery(self._source)
-        # One at a time: callbacks run when a batch is asked for, and an end must not come early.
-        self._plainly = bool(self._source.callbacks) or self._source.unknown_length
+        self._left = left
         self._failed: Exception | None = None
-        self._rows: Any = None  # of the next batch, where it is read but not made
+        self._made: dict[int, tuple[Any, Any]] = {}  # by step, on their way to the device
         self._passes = self._epochs  # epochs to go, where their length is not known
         if self._source.stream is not None:
             self._source.stream.adopt(state.bookmark)
@@ -50,10 +67,18 @@ class HostIterator(PositionalIterator[T]):
     def _plan_calls(self) -> None:
         pass
 
-    def _open(self) -> None:
-        self._track = self._source.readers.track(self._words, self._left)
-        self._close = weakref.finalize(self, _abandon, self._track)
-        self._track.start()
+    def _to_the_end(self) -> int | None:
+        return None if self._source.unknown_length else super()._to_the_end()
+
+    def _open(self, step: int) -> None:
+        """Lets reading begin, or begin again, at this step."""
+        source = self._source
+        words = jnp.asarray(make_words(self._key, *self._position(step)))
+        total = None if self._total is None else self._total - step
+        track = source.readers.track(source.source, words, total)
+        self._track, self._base = track, step
+        self._close = weakref.finalize(self, _abandon, track)
+        track.start()
 
     def close(self) -> None:
         if self._close is not None:
@@ -61,39 +86,42 @@ class HostIterator(PositionalIterator[T]):
             self._track.close()
             self._track = self._close = None
 
-    def _to_the_end(self) -> int | None:
-        return None if self._source.unknown_length else super()._to_the_end()
-
     def __next__(self) -> tuple[T, Mask]:
-        self._end_if_done()
         if self._failed is not None:
             error, self._failed = self._failed, None
             raise error
-        if not self._ready:
-            self._take()
-        pair = self._ready.popleft()
-        self._count_one()
-        self._handed += 1
-        if self._left != 0 and not self._plainly and self._track.ready():
+        self._end_if_done()
+        self._make(self._handed)
+        step = self._handed  # another one, if an epoch of unknown length has ended
+        if not self._plainly and self._left != 1:
+            self._look_ahead(step + 1)
+        pair = self._with_living_mask(self._made[step])
+        for number in [number for number in self._made if number < step]:
+            del self._made[number]
+        self._bar.update()
+        return (pair, self._hand_out(step))[0]
+
+    def _hand_out(self, step: int) -> None:
+        self._handed = step + 1
+
+    def _look_ahead(self, step: int) -> None:
+        """The next batch is on its way while the user is at this one, if it is read."""
+        if self._track is not None and self._track.ready(step - self._base):
             try:
-                self._take()  # on its way while the user is at this one
+                self._make(step)
             except Exception as error:
                 self._failed = error  # of the next batch, and for the next call
-        return self._with_living_mask(pair)
 
-    def _take(self) -> None:
+    def _make(self, step: int) -> None:
+        if step in self._made:
+            return
         if self._track is None:
-            self._open()
-        if self._rows is None:
-            self._rows = self._track.take()  # type: ignore[union-attr]
-        while self._source.unknown_length and self._epoch_is_over():
-            self._rows = self._next_epoch()
-        values, mask = self._delivered(self._rows)
-        self._rows = None  # until then the batch has not been made, and may be asked for again
-        if not self._source.masks:
-            mask = self._mask_of(self._issued)
-        self._ready.append((values, mask))
-        self._issued += 1
+            self._open(step)
+        rows: Any = self._track.take(step - self._base)  # type: ignore[union-attr]
+        while self._source.unknown_length and self._epoch_is_over(step):
+            rows, step = self._next_epoch(step), 0
+        values, mask = self._delivered(rows)
+        self._made[step] = values, mask if self._source.masks else self._mask_of(step)
 
     def _delivered(self, rows: Any) -> tuple[Any, Any]:
         callbacks = self._source.callbacks
@@ -105,33 +133,36 @@ class HostIterator(PositionalIterator[T]):
 
     # Data whose end is not known
 
-    def _epoch_is_over(self) -> bool:
-        epoch, offset = self._position(self._issued)
-        end = self._source.stream.end_of(epoch)
-        dropped = self._arithmetic["remainder"] == "drop"
-        least = self._source.plan.batch if dropped else 1
-        return end is not None and offset + least > end
+    @property
+    def _least(self) -> int:
+        """How many elements a batch must have at least."""
+        return self._source.plan.batch if self._arithmetic["remainder"] == "drop" else 1
 
-    def _next_epoch(self) -> Any:
-        epoch, offset = self._position(self._issued)
-        dropped = self._arithmetic["remainder"] == "drop"
-        least = self._source.plan.batch if dropped else 1
-        nothing = offset == 0 and (self._source.stream.end_of(epoch) or 0) < least
+    def _epoch_is_over(self, step: int) -> bool:
+        epoch, offset = self._position(step)
+        end = self._source.stream.end_of(epoch)
+        return end is not None and offset + self._least > end
+
+    def _next_epoch(self, step: int) -> Any:
+        epoch, offset = self._position(step)
+        end = self._source.stream.end_of(epoch) or 0
+        nothing = offset == 0 and end < self._least
+        left = self._left
         self.close()
-        self._rows = None
-        self._origin, self._handed, self._issued = (epoch + 1, 0), 0, 0
-        self._words = jnp.asarray(make_words(self._key, epoch + 1, 0))
+        self._made.clear()
+        self._origin, self._handed = (epoch + 1, 0), 0
+        self._left = left
         self._passes = None if self._passes is None else self._passes - 1
         if self._steps is None and (self._passes == 0 or nothing):
             self._left = 0
             self._end_if_done()
         if nothing:
             raise PipelineError(
-                f"the iterator of an IterableSource gave {self._source.stream.end_of(epoch)} "
-                f"elements in epoch {epoch}, and a batch needs {least}."
+                f"the iterator of an IterableSource gave {end} elements in epoch {epoch}: there "
+                f"is no batch of at least {self._least}."
             )
-        self._open()
-        return self._track.take()
+        self._open(0)
+        return self._track.take(0)
 
     @property
     def state(self) -> PipelineState:

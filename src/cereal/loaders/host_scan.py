@@ -55,13 +55,13 @@ def scan_host(
         opened = []
         for begin, count, each in plan:
             if count and each:
-                track = _track(source.readers, words_after(begin), count, each, remainder)
+                track = _track(source, words_after(begin), count, each, remainder)
                 tracks.callback(track.close)
                 track.start()
                 opened.append((track, count))
         for track, count in opened:
-            for _ in range(count):
-                carry, outputs = program(light, track.take(), carry)
+            for number in range(count):
+                carry, outputs = program(light, track.take(number), carry)
                 pieces.append(outputs)
                 running.append((carry, outputs))
                 if len(running) > 2:
@@ -76,10 +76,17 @@ def scan_host(
     return source.moved(state, words_after(steps)), carry, outputs
 
 
-def _track(readers: Any, words: Any, count: int, each: int, remainder: Remainder | None) -> Any:
+def _track(source: Any, words: Any, count: int, each: int, remainder: Remainder | None) -> Any:
     """So many chunks of `each` steps, read ahead."""
-    prefetch = max(1, -(-readers.prefetch // each))
-    return readers.track(words, count, remainder=remainder, steps_at_once=each, prefetch=prefetch)
+    readers = source.readers
+    return readers.track(
+        source.source,
+        words,
+        count,
+        remainder=remainder,
+        steps_at_once=each,
+        prefetch=max(1, -(-readers.prefetch // each)),
+    )
 
 
 def _rows_of(source: Any, state: PipelineState) -> Any:

@@ -20,6 +20,7 @@ from ..core.host_data import identity_on_host
 from ..core.numbers import as_whole
 from ..core.position import starts
 from ..core.pytree import sealed_pytree_dataclass, set_fields
+from ..core.reading import SKIPPED
 from ..core.rows import host_rows_at
 from ..core.source import Mask, Positional, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
@@ -325,10 +326,11 @@ class DataLoader(Generic[T]):
         words = np.asarray(key_words(key))
         rows = source.route(host_rows_at(np.array([whole]), words, epoch)).replaced(key=words)
         if source.produces:
-            taken = source.produce(rows)
-            if taken.keep is not None and not taken.keep[0] and source.unknown_length:
-                raise UsageError(f"there is no element {whole}: the iterator has ended before.")
-            return taken.elements()[0]
+            found = source.produce(rows).element(0)
+            if found is SKIPPED:
+                why = "the iterator has ended" if source.unknown_length else "it is filtered out"
+                raise UsageError(f"there is no element {whole}: {why}.")
+            return found
         values, _ = read_rows(source, rows, masked=False)
         return jax.tree.map(lambda x: x[0], values)
 

@@ -8,16 +8,14 @@ import jax
 import numpy as np
 
 from ..core.errors import PipelineError
-from ..core.host import first_element
 from ..core.ordering import Order, as_order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.rows import Rows
 from ..core.source import IndexedSource
-from ..core.spec import is_array_like, spec_of
-from ..core.taken import Taken
+from ..core.spec import Spec, is_array_like, spec_of
 from ..device.gather import take_rows
 from ..device.storage import settle
 from ..device.words import WordRows
+from .arrays_on_host import ArraysOnHost, InMemory
 from .index_key import check_index_key, with_index
 
 T = TypeVar("T")
@@ -77,16 +75,10 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
     def produces(self) -> bool:
         return True
 
-    def produce(self, rows: Rows) -> Taken:
-        """The rows in NumPy: on the CPU the arrays are looked into, of others a copy is kept."""
-        values = jax.tree.map(
-            lambda leaf: _rows_on_host(leaf, rows.index), self.data, is_leaf=_is_rows
-        )
-        index = rows.index.astype(np.int32)
-        return Taken(None, with_index(values, index, self.index_key), len(rows.index))
-
-    def sample(self) -> Any:
-        return first_element(self)
+    def on_host(self) -> ArraysOnHost:
+        data = jax.tree.map(_as_numpy, self.data, is_leaf=_is_rows)
+        spec = Spec(self.element_spec())
+        return ArraysOnHost(InMemory(data), len(self), spec, self.index_key, self.order)
 
     def take(self, indices: jax.Array) -> T:
         values = jax.tree.map(lambda leaf: take_rows(leaf, indices), self.data, is_leaf=_is_rows)
@@ -97,10 +89,16 @@ def _is_rows(leaf: Any) -> bool:
     return isinstance(leaf, WordRows)
 
 
-def _rows_on_host(leaf: Any, indices: np.ndarray) -> np.ndarray:
+def _as_numpy(leaf: Any) -> np.ndarray:
+    """As NumPy sees it: on the CPU without a copy."""
     if isinstance(leaf, WordRows):
-        return leaf.rows_on_host(indices)
-    return np.take(np.asarray(leaf), indices, axis=0)
+        return np.asarray(leaf.words).view(leaf.dtype).reshape(leaf.shape)
+    if not isinstance(leaf.dtype, np.dtype):
+        raise PipelineError(
+            "ArraySampleSource: random keys cannot be handed to a host stage; pass "
+            "`jax.random.key_data(keys)` instead."
+        )
+    return np.asarray(leaf)
 
 
 def one_length(data: Any, owner: str, *, files: bool = False) -> int:

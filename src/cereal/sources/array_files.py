@@ -156,7 +156,8 @@ def _write_array(path: Path, array: Any) -> None:
             "shape": tuple(array.shape),
         }
         npy.write_array_header_2_0(file, header)
-        rows = max(1, _CHUNK // max(1, array.nbytes // len(array))) if array.size else 1
+        whole = array.ndim == 0 or array.size == 0
+        rows = 1 if whole else max(1, _CHUNK // max(1, array.nbytes // len(array)))
         for begin in range(0, len(array) if array.ndim else 1, rows):
             part = np.asarray(array[begin : begin + rows] if array.ndim else array)
             file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)

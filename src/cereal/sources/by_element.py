@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ..core.host import HostIndexed, first_element
 from ..core.host_data import HostData
-from ..core.reading import for_each
+from ..core.reading import at_element
 from ..core.rows import Rows
 from ..core.spec import Spec
 from ..core.taken import Taken
@@ -36,6 +36,9 @@ class ByElement(HostIndexed[T_co]):
             self.data.sample = first_element(self)
         return self.data.sample
 
+    def filler(self) -> Any:
+        return self.data.sample  # None if the spec was given: nothing is read for it
+
 
 class ElementData(HostData):
     """The data of such a source: something that gives the element at an index."""
@@ -49,7 +52,9 @@ class ElementData(HostData):
         """The element at an index."""
 
     def read(self, label: str, rows: Rows) -> Taken:
-        indices = rows.index.tolist()
-        one = self.one
-        values, keep = for_each(label, rows, lambda lane: one(indices[lane]), len(indices))
-        return Taken(values, keep=keep)
+        indices, read = rows.index.tolist(), self.one
+
+        def one(lane: int) -> Any:
+            return at_element(label, rows, lane, lambda: read(indices[lane]))
+
+        return Taken(len(indices), one=one)

@@ -110,7 +110,8 @@ class _Dataset(ElementData):
         many, indices, here = self._many, rows.index.tolist(), reading()
         with here.at(label, rows):
             try:
-                here.step_to(0)
+                if here.doomed:
+                    here.check_doomed()
                 values = list(many(indices))
             except Exception:
                 return super().read(label, rows)  # finds out which element it is
@@ -119,7 +120,7 @@ class _Dataset(ElementData):
                 f"{label}: `__getitems__` was asked for {len(indices)} elements and gave "
                 f"{len(values)}; it must return a list of one element per index."
             )
-        return Taken(values)
+        return Taken(len(values), one=values.__getitem__)
 
     def digest_of(self) -> Any:
         return self.dataset
@@ -132,10 +133,9 @@ def as_source(value: Any) -> Any:
     """The source that this data is: arrays, arrays in files, or a dataset; None: no data."""
     if isinstance(value, type) or (callable(value) and not is_dataset(value)):
         return None
-    arrays = False
-    if not isinstance(value, list):  # a list is a list of elements
-        leaves = jax.tree.leaves(value)
-        arrays = bool(leaves) and all(_is_array(leaf) for leaf in leaves)
+    # A list is a list of elements, and may be long.
+    leaves = [] if isinstance(value, list) else jax.tree.leaves(value)
+    arrays = bool(leaves) and all(_is_array(leaf) for leaf in leaves)
     if arrays and any(isinstance(leaf, np.memmap) for leaf in leaves):
         return MemmapSource(value, ordering="sequential")
     if arrays:

@@ -14,11 +14,11 @@ from ..core.host import HostIndexed
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.reading import reading
 from ..core.spec import Spec, spec_of
 from ..core.taken import canonical
 from .array import one_length
 from .array_files import open_arrays
+from .arrays_on_host import take_rows_on_host
 from .mapped import MappedArrays
 
 _OWNER = "MemmapSource"
@@ -98,6 +98,4 @@ def _take(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     dtype = canonical(array.dtype)
     if dtype != array.dtype or not array.flags.c_contiguous:
         return array[indices].astype(dtype)
-    out = reading().empty((len(indices), *array.shape[1:]), dtype)
-    # With `mode="raise"` NumPy would read into another buffer first.
-    return np.take(array, indices, axis=0, out=out, mode="clip")
+    return take_rows_on_host(array, indices)

@@ -83,12 +83,11 @@ class RangeSource(IndexedSource[jax.Array]):
         return True
 
     def produce(self, rows: Rows) -> Taken:
-        values = (rows.index + self.start).astype(np.int32)
-        if self.index_key is not None:
-            return Taken(
-                None, {"value": values, self.index_key: rows.index.astype(np.int32)}, len(values)
-            )
-        return Taken(None, values, len(values))
+        values, n = (rows.index + self.start).astype(np.int32), len(rows.index)
+        if self.index_key is None:
+            return Taken(n, stacked=values)
+        index = rows.index.astype(np.int32)
+        return Taken(n, stacked={"value": values, self.index_key: index})
 
     def sample(self) -> Any:
         return first_element(self)

@@ -77,7 +77,8 @@ class Routed(OverMembers[T_co]):
         return rows.replaced(below=self.store.route(self.path.locate(rows)).lanes)
 
     def fetch(self, rows: Rows) -> Rows:
-        return rows.replaced(below=self.store.fetch(rows.below))
+        below = self.store.fetch(rows.below.replaced(key=rows.key))
+        return rows.replaced(below=below.lanes)
 
     def produce(self, rows: Rows) -> Taken:
         taken = self.store.produce(rows.below.replaced(key=rows.key))

@@ -74,8 +74,10 @@ class Store(OverMembers[Any]):
         return rows.replaced(below=tuple(below))
 
     def fetch(self, rows: Rows) -> Rows:
-        pairs = zip(self.bases, rows.below, strict=True)
-        return rows.replaced(below=tuple(base.fetch(each) for base, each in pairs))
+        below = []
+        for number, (base, each) in enumerate(zip(self.bases, rows.below, strict=True)):
+            below.append(base.fetch(each.replaced(key=self._key(rows.key, number))).lanes)
+        return rows.replaced(below=tuple(below))
 
     def read(self, rows: Rows) -> tuple[Any, Any]:
         """The values of these rows; each base has random keys of its own."""
@@ -102,6 +104,8 @@ class Store(OverMembers[Any]):
 
     def _key(self, key: Any, number: int) -> Any:
         if len(self.bases) == 1 or self.random_stages == 0:
+            return key
+        if isinstance(key, jax.ShapeDtypeStruct):
             return key
         xp = np if isinstance(key, np.ndarray) else jnp
         return xp.stack(key_for((key[0], key[1]), number, PART))
@@ -179,12 +183,16 @@ def produce_each(
         keep = np.ones(len(index), np.bool_)
         for lanes, taken in found:
             keep[lanes] = True if taken.keep is None else taken.keep
-    if any(taken.is_listed for _, taken in found):
-        listed: list[Any] = [None] * len(index)
-        for lanes, taken in found:
-            for lane, value in zip(lanes, taken.elements(), strict=True):
-                listed[lane] = value
-        return Taken(listed, keep=keep)
+    if not all(taken.is_stacked for _, taken in found):
+        where = {
+            lane: (taken, at) for lanes, taken in found for at, lane in enumerate(lanes.tolist())
+        }
+
+        def one(lane: int) -> Any:
+            taken, at = where[lane]
+            return taken.element(at)
+
+        return Taken(len(index), one=one, keep=keep)
 
     def joined(*columns: np.ndarray) -> np.ndarray:
         out = reading().empty((len(index), *columns[0].shape[1:]), columns[0].dtype)
@@ -193,7 +201,7 @@ def produce_each(
         return out
 
     stacked = jax.tree.map(joined, *(taken.stacked for _, taken in found))
-    return Taken(None, stacked, len(index), keep)
+    return Taken(len(index), stacked=stacked, keep=keep)
 
 
 def make_store(bases: Sequence[IndexedSource[Any]]) -> tuple[Store, list[int]]:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
-from ..core.reading import SKIPPED, Failed, annotate, reading
+from ..core.reading import SKIPPED, Failed, annotate, at_element
 from ..core.rows import Rows
 from ..core.taken import Taken
 from .by_element import ElementData
@@ -143,21 +143,24 @@ class StreamData(ElementData):
         return self._ends.get(epoch)
 
     def read(self, label: str, rows: Rows) -> Taken:
-        here, values = reading(), []
+        values = []
         epochs, positions = rows.epoch.tolist(), rows.index.tolist()
-        with self._lock, here.at(label, rows):
+        with self._lock:
             for lane, at in enumerate(zip(epochs, positions, strict=True)):
                 try:
-                    here.step_to(lane)
-                    values.append(self._element(at))
-                except _DeadError as dead:
+                    value = at_element(label, rows, lane, lambda at=at: self._asked(at))
+                except _Dead as dead:
                     raise dead.reported(label, rows) from None
-                except Exception as error:
-                    values.append(here.failed(error))
+                values.append(value)
             self._mark(epochs[-1])
-        if self.length is None or any(value is SKIPPED for value in values):
-            return Taken(values, keep=np.array([value is not SKIPPED for value in values]))
-        return Taken(values)
+        keep = np.array([value is not SKIPPED for value in values])
+        return Taken(len(values), one=values.__getitem__, keep=keep)
+
+    def _asked(self, at: tuple[int, int]) -> Any:
+        try:
+            return self._element(at)
+        except _DeadError as error:
+            raise _Dead(error) from None
 
     def _element(self, at: tuple[int, int]) -> Any:
         if at in self._held:
@@ -211,8 +214,8 @@ class StreamData(ElementData):
             )
         try:
             self._made = weakref.ref(made)
-        except TypeError:  # built-in iterators
-            self._made = lambda: None
+        except TypeError:  # built-in iterators cannot be referred to weakly
+            self._made = lambda: made
         return _Live(made, epoch)
 
     def _at_or_before(self, epoch: int, position: int) -> _Live:
@@ -295,6 +298,14 @@ class _DeadError(Exception):
         key = (int(rows.key[0]), int(rows.key[1]))
         annotate(cause, Failed(label, self.place[1], self.place[0], key))
         return cause
+
+
+class _Dead(BaseException):
+    """The same on its way past the policies for errors."""
+
+    def __init__(self, error: _DeadError) -> None:
+        super().__init__()
+        self.reported = error.reported
 
 
 def _again(make: Any, length: Any, with_epoch: bool, sample: Any, bookmark: Any) -> StreamData:

@@ -15,7 +15,7 @@ from ..core.host import HostIndexed
 from ..core.numbers import as_whole
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
-from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.pytree import pytree_dataclass, set_copy, set_fields, static_field
 from ..core.spec import Spec, spec_of
 from ..device.gather import take_windows
 from ..device.storage import place_array
@@ -109,6 +109,9 @@ class WindowSource(HostIndexed[Any]):
     @property
     def host(self) -> bool:
         return isinstance(self.data, _Files)
+
+    def on_host(self) -> WindowSource:
+        return self if self.host else set_copy(self, data=_Files(self.data))
 
     @property
     def light(self) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from ..core.errors import PipelineError
 from ..core.ordering import Order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.reading import SKIPPED
 from ..core.rows import Rows, rows_at
 from ..core.source import Source
 from ..core.taken import Taken
@@ -91,31 +92,39 @@ class ZipSource(OverMembers[Any]):
         return rows.replaced(below=tuple(source.route(rows).lanes for source in self.sources))
 
     def fetch(self, rows: Rows) -> Rows:
-        pairs = zip(self.sources, rows.below, strict=True)
-        return rows.replaced(below=tuple(source.fetch(each) for source, each in pairs))
+        below = []
+        for number, (source, lanes) in enumerate(zip(self.sources, rows.below, strict=True)):
+            below.append(source.fetch(lanes.replaced(key=self._key(rows.key, number))).lanes)
+        return rows.replaced(below=tuple(below))
+
+    def _key(self, key: Any, number: int) -> Any:
+        """The key of a source: random stages of the sources are independent of each other."""
+        if not self.random_stages or isinstance(key, jax.ShapeDtypeStruct):
+            return key
+        xp = np if isinstance(key, np.ndarray) else jnp
+        return xp.stack(key_for((key[0], key[1]), number, PART))
 
     def produce(self, rows: Rows) -> Taken:
         found = []
         for number, (source, lanes) in enumerate(zip(self.sources, rows.below, strict=True)):
-            key = rows.key
-            if self.random_stages:
-                key = np.stack(key_for((key[0], key[1]), number, PART))
-            found.append(source.produce(lanes.replaced(key=key)))
+            found.append(source.produce(lanes.replaced(key=self._key(rows.key, number))))
         keeps = [taken.keep for taken in found if taken.keep is not None]
         keep = np.logical_and.reduce(keeps) if keeps else None
-        if any(taken.is_listed for taken in found):
-            each = zip(*(taken.elements() for taken in found), strict=True)
-            return Taken([self._tree(list(parts)) for parts in each], keep=keep)
-        return Taken(None, self._tree([taken.stacked for taken in found]), found[0].n, keep)
+        n = found[0].n
+        if all(taken.is_stacked for taken in found):
+            return Taken(n, stacked=self._tree([taken.stacked for taken in found]), keep=keep)
+
+        def one(lane: int) -> Any:
+            parts = [taken.element(lane) for taken in found]
+            return SKIPPED if any(part is SKIPPED for part in parts) else self._tree(parts)
+
+        return Taken(n, one=one, keep=keep)
 
     def read(self, rows: Rows) -> tuple[Any, Any]:
         rows = self.route(rows) if rows.below is None else rows
         values, mask = [], None
         for number, (source, lanes) in enumerate(zip(self.sources, rows.below, strict=True)):
-            key = rows.key
-            if self.random_stages:
-                key = jnp.stack(key_for((key[0], key[1]), number, PART))
-            value, real = source.read(lanes.replaced(key=key))
+            value, real = source.read(lanes.replaced(key=self._key(rows.key, number)))
             values.append(value)
             mask = real if mask is None else mask if real is None else mask & real
         return self._tree(values), mask

@@ -12,13 +12,14 @@ import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.execute import run_next
-from ..core.host_stage import as_host_function, check_before
+from ..core.host_data import HostFunction
+from ..core.host_stage import as_host_function, below_host_stage, in_short
 from ..core.numbers import as_whole
 from ..core.position import Remainder, steps_in
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows
 from ..core.source import Mask, Positional, Source
-from ..core.spec import Spec
+from ..core.spec import Spec, format_spec
 from ..core.stage import Transform
 from ..core.taken import as_arrays, check_arrays, spec_of_element
 from ..core.wrapper import PositionalWrapper, Wrapper
@@ -74,7 +75,7 @@ class BatchTransform(Transform[Any, Any]):
             batch_size=size,
             drop_last=bool(drop_last),
             pad_last_batch=bool(pad_last_batch),
-            collate=None if collate is None else as_host_function(collate, "BatchTransform", "")[0],
+            collate=None if collate is None else _as_collate(collate),
         )
 
     @property
@@ -123,14 +124,21 @@ class BatchTransform(Transform[Any, Any]):
         return batched
 
     def _collated(self, source: Source[Any]) -> Source[Any]:
-        check_before(source, self.label)
+        source = below_host_stage(source, self.label)
         assert isinstance(source, Positional)
         if source.lanes:
             raise PipelineError(
                 f"{self.label} collates elements, but comes after {source.label}; collate in the "
                 f"first BatchTransform."
             )
-        sample = collate_as_arrays(self, [source.sample()] * self.batch_size, None)
+        try:
+            sample = collate_as_arrays(self, [source.sample()] * self.batch_size, None)
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise PipelineError(
+                f"{self.label} failed on {format_spec(source.element_spec())}: {in_short(error)}"
+            ) from error
         spec = Spec(spec_of_element(sample))
         for path, leaf in jax.tree_util.tree_flatten_with_path(spec.tree)[0]:
             if leaf.shape[:1] != (self.batch_size,):
@@ -143,6 +151,10 @@ class BatchTransform(Transform[Any, Any]):
         if self.drop_last:
             _check_fits(batched.lanes, source.length)
         return batched
+
+
+def _as_collate(collate: Any) -> HostFunction:
+    return as_host_function(collate, "BatchTransform", "", "collate")[0]
 
 
 def _repeated(tree: Any, size: int) -> Any:
@@ -210,7 +222,9 @@ class Batched(PositionalWrapper[T_co]):
             found = [self.source.produce(rows[k]) for k in range(self.batch.batch_size)]
             return stack_batches(found, self.source.lanes)
         taken = self.source.produce(rows)
-        taken = taken.stack(Spec(self.source.element_spec()), self.label, rows)
+        if not taken.is_stacked or taken.keep is not None:
+            spec = Spec(self.source.element_spec())
+            taken = taken.stack(spec, self.label, rows, self.source.filler)
         return taken.stacked, taken.keep
 
     def sample(self) -> Any:

@@ -20,6 +20,7 @@ from ..core.rows import Rows
 from ..core.source import IndexedSource, Source
 from ..core.spec import Spec
 from ..core.stage import Stage, Transform
+from ..core.taken import check_arrays
 from ..sources.array import ArraySampleSource
 from .cache_store import CacheStore
 
@@ -112,6 +113,9 @@ def _check(source: Any, label: str) -> None:
 
 
 def _check_plain(source: Any, label: str) -> None:
+    check_arrays(
+        source.element_spec(), label, "turn it into arrays or numbers in a HostMapTransform before"
+    )
     for path, spec in jax.tree_util.tree_flatten_with_path(source.element_spec())[0]:
         if jnp.issubdtype(spec.dtype, jax.dtypes.extended):
             raise PipelineError(

@@ -65,22 +65,42 @@ class PadCollate:
         values = jax.tree.unflatten(structure, columns)
         ragged = jax.tree.unflatten(structure, lengths)
         if isinstance(values, dict):
-            found = {key: ragged[key] for key in values if ragged[key] is not None}
+            found = _present(ragged)
             if "lengths" in values or not found:
                 return values
-            return {**values, "lengths": found.popitem()[1] if len(found) == 1 else found}
+            only = next(iter(found.values()))
+            single = len(found) == 1 and isinstance(only, np.ndarray)
+            return {**values, "lengths": only if single else found}
         if isinstance(values, np.ndarray) and ragged is not None:
             return {"values": values, "lengths": ragged}
         return values
+
+    def _fill(self, dtype: Any) -> Any:
+        try:
+            value = np.asarray(self.value).astype(dtype)
+            fits = bool(value == self.value) or self.value != self.value
+        except (ValueError, TypeError, OverflowError):
+            fits, value = False, None
+        if not fits:
+            raise PipelineError(
+                f"pad_collate: value={self.value!r} is no {np.dtype(dtype)}, which the elements "
+                f"are; choose another one."
+            )
+        return value
 
     def _pad(self, arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
         numbers = [array for array in arrays if array.size] or arrays
         dtype = canonical(np.result_type(*(array.dtype for array in numbers)))
         if all(array.ndim == 0 for array in arrays):
             return np.stack(arrays).astype(dtype), None
+        if any(array.ndim == 0 for array in arrays):
+            raise PipelineError(
+                "pad_collate: an element has a number where another one has a list; give all of "
+                "them lists."
+            )
         rest = numbers[0].shape[1:]
         out = reading().empty((len(arrays), self.most, *rest), dtype)
-        out[:] = self.value
+        out[:] = self._fill(dtype)
         lengths = np.zeros(len(arrays), np.int32)
         for lane, array in enumerate(arrays):
             if array.size and array.shape[1:] != rest:
@@ -97,6 +117,12 @@ class PadCollate:
             if length:
                 out[lane, :length] = array[:length]
         return out, lengths
+
+
+def _present(tree: dict[str, Any]) -> dict[str, Any]:
+    """What is there of a tree of dicts, without the gaps."""
+    found = {key: _present(v) or None if isinstance(v, dict) else v for key, v in tree.items()}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _is_leaf(value: Any) -> bool:

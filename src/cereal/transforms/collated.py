@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from ..core.errors import PipelineError
 from ..core.host_stage import HostBatchNode
 from ..core.position import Remainder
 from ..core.pytree import pytree_dataclass, static_field
@@ -47,24 +48,27 @@ class CollatedBatches(HostBatchNode[T_co]):
         return collate_as_arrays(self.batch, elements, self.spec)
 
     def produce(self, rows: Rows) -> tuple[Any, Any]:
-        taken = self.source.produce(rows)
-        elements, keep = taken.elements(), taken.keep
-        here = reading()
-        if keep is not None and not keep.all():  # another one stands where one was left out
-            kept = np.flatnonzero(keep)
-            if not kept.size:
+        taken = self.source.produce(rows).listed(rows)
+        keep, here = taken.keep, reading()
+        elements = [taken.element(lane) for lane in range(taken.n)]
+        if keep is not None and not keep.all():
+            filler = self.source.filler()
+            if filler is None:
+                filler = next((e for e in elements if e is not SKIPPED), None)
+            if filler is None:
                 return self._zeros(), keep
-            elements = [e if k else elements[kept[0]] for e, k in zip(elements, keep, strict=True)]
+            elements = [filler if e is SKIPPED else e for e in elements]
         with here.at(self.label, rows):
             try:
-                here.step_to(0)
+                if here.doomed:
+                    here.check_doomed()
                 made = collate_as_arrays(self.batch, elements, self.spec)
                 return jax.tree.map(here.own, made), keep
             except Exception as error:
                 made = here.failed(error)
             if made is SKIPPED:
                 return self._zeros(), np.zeros(self.lanes, np.bool_)
-            return as_arrays(made, self.spec), keep
+            return jax.tree.map(here.own, as_arrays(made, self.spec)), keep
 
     def _zeros(self) -> Any:
         zeros = [np.zeros(s.shape, s.dtype) for s in self.spec.leaves]
@@ -74,6 +78,8 @@ class CollatedBatches(HostBatchNode[T_co]):
 def collate_as_arrays(batch: Any, elements: list[Any], promised: Spec | None) -> Any:
     """What `collate` makes of elements, as arrays in the types of JAX."""
     made = batch.collate([protected(element) for element in elements])
+    if made is None:
+        raise PipelineError(f"{batch.label}: `collate` returned None; did it forget to `return`?")
     spec = Spec(spec_of_element(made)) if promised is None else promised
     check_arrays(spec.tree, batch.label, "return arrays and numbers from `collate`")
     return as_arrays(made, spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -9,11 +10,12 @@ import jax
 import numpy as np
 
 from ..core.errors import PipelineError
+from ..core.host import first_element
 from ..core.host_data import HostFunction
-from ..core.host_stage import HostStage, as_host_function
+from ..core.host_stage import HostStage, as_host_function, repeated
 from ..core.pytree import pytree_dataclass, set_fields
-from ..core.reading import SKIPPED, for_each
-from ..core.rows import Rows
+from ..core.reading import SKIPPED
+from ..core.rows import Rows, host_rows_at
 from ..core.taken import Taken, protected
 
 
@@ -25,7 +27,7 @@ class HostFilterTransform(HostStage):
         mask      False True   False  True       fn = lambda text: len(text) > 2
 
     The place in the batch stays, so that a batch is still a function of its position; its mask is
-    False, later host stages do not see the element, and another one of the batch stands there.
+    False, later host stages do not see the element, and the first that passes stands there.
 
     >>> import cereal
     >>> long = cereal.HostFilterTransform(lambda text: len(text) > 2)
@@ -44,26 +46,46 @@ class HostFilterTransform(HostStage):
 
     def on_elements(self, taken: Taken, rows: Rows, words: Any) -> Taken:
         del words
-        fn, values = self.fn.fn, taken.elements()
+        fn, label = self.fn.fn, self.label
 
-        def run(lane: int) -> Any:
-            decision = fn(protected(values[lane]))
-            if not isinstance(decision, bool | np.bool_) and getattr(decision, "shape", 1) != ():
+        def run(value: Any, lane: int) -> Any:
+            del lane
+            decision = fn(protected(value))
+            kind = getattr(decision, "dtype", np.dtype(type(decision)))
+            if kind != np.bool_ or getattr(decision, "shape", ()):
                 raise PipelineError(
-                    f"{self.label}: the function must return one True or False per element, "
-                    f"returned {type(decision).__name__}; write a comparison."
+                    f"{label}: the function must return one True or False per element, returned "
+                    f"{type(decision).__name__} ({decision!r:.40}); write a comparison."
                 )
-            return values[lane] if decision else SKIPPED
+            return value if decision else SKIPPED
 
-        made, keep = for_each(self.label, rows, run, taken.n, taken.keep)
-        if taken.is_listed:
-            return Taken(made, keep=keep)
-        return Taken(None, taken.stacked, taken.n, keep)
+        return taken.mapped(label, rows, run)
 
-    def _on_sample(self, source: Any, rows: Rows, words: Any) -> Any:
-        element = sample = source.sample()
-        if source.lanes:
-            element = jax.tree.map(lambda x: x[(0,) * len(source.lanes)], sample)
-        flat = rows.reshape(-1)[:1]
-        self.on_elements(Taken([element]), flat, words)
-        return sample
+    def on_sample(self, source: Any, rows: Rows, words: Any) -> tuple[Any, Any]:
+        """An element that passes, if one is found soon: later stages need not suit the others."""
+        element, sample = super().on_sample(source, rows, words)
+        if element is not SKIPPED:
+            return element, sample
+        if not source.lanes:
+            element = first_element(source, self._passes, source.sample())
+            return element, element
+        batch = source.sample()
+        element = first_of_batch(source, self._passes)
+        if element is None:
+            element = jax.tree.map(lambda x: x[(0,) * len(source.lanes)], batch)
+        return element, repeated(element, source.lanes)
+
+    def _passes(self, element: Any) -> bool:
+        return bool(self.fn(protected(element)))
+
+
+def first_of_batch(source: Any, wanted: Callable[[Any], bool]) -> Any:
+    """The first element of the first batch that is wanted; None if there is none."""
+    n = math.prod(source.lanes)
+    index = (np.arange(n) % source.length).reshape(source.lanes)
+    values, mask = source.produce(source.route(host_rows_at(index)))
+    for at in np.ndindex(*source.lanes):
+        element = jax.tree.map(lambda x, at=at: x[at], values)
+        if (mask is None or mask[at]) and wanted(element):
+            return element
+    return None

@@ -10,7 +10,6 @@ import numpy as np
 from ..core.host_data import HostFunction
 from ..core.host_stage import HostStage, as_host_function
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.reading import for_each
 from ..core.rows import Rows
 from ..core.spec import Spec
 from ..core.taken import Taken, protected
@@ -42,12 +41,13 @@ class HostMapTransform(HostStage):
 
     def on_elements(self, taken: Taken, rows: Rows, words: Any) -> Taken:
         del words
-        fn, values = self.fn.fn, taken.elements()
-        run = lambda lane: fn(protected(values[lane]))  # noqa: E731
-        if self.with_mask:
-            run = lambda lane: fn(protected(values[lane]), True)  # noqa: E731
-        made, keep = for_each(self.label, rows, run, taken.n, taken.keep)
-        return Taken(made, keep=keep)
+        fn, with_mask = self.fn.fn, self.with_mask
+
+        def run(value: Any, lane: int) -> Any:
+            del lane
+            return fn(protected(value), True) if with_mask else fn(protected(value))
+
+        return taken.mapped(self.label, rows, run)
 
     def on_batch(self, values: Any, mask: Any, rows: Rows, words: Any, spec: Spec) -> Any:
         del words, spec
@@ -57,6 +57,11 @@ class HostMapTransform(HostStage):
         seen = seen if rows.valid is None else seen & rows.valid
         return self.fn(protected(values), protected(seen)), mask
 
-    def on_sample_batch(self, sample: Any, rows: Rows, words: Any) -> Any:
-        made, _ = self.on_batch(sample, None, rows, words, Spec(()))
+    def on_sample(self, source: Any, rows: Rows, words: Any) -> tuple[Any, Any]:
+        if not source.lanes:
+            return super().on_sample(source, rows, words)
+        return None, self.sample_batch(source.sample(), rows)
+
+    def sample_batch(self, sample: Any, rows: Rows) -> Any:
+        made, _ = self.on_batch(sample, None, rows, None, Spec(()))
         return made

@@ -12,7 +12,6 @@ from ..core.errors import PipelineError
 from ..core.host_data import HostFunction
 from ..core.host_stage import HostStage, as_host_function
 from ..core.pytree import pytree_dataclass, set_fields
-from ..core.reading import for_each
 from ..core.rows import Rows
 from ..core.taken import Taken, protected
 
@@ -49,14 +48,14 @@ class HostRandomMapTransform(HostStage):
         set_fields(self, fn=function)
 
     def on_elements(self, taken: Taken, rows: Rows, words: Any) -> Taken:
-        fn, values = self.fn.fn, taken.elements()
+        fn = self.fn.fn
         high, low = (word.tolist() for word in words)
 
-        def run(lane: int) -> Any:
-            return fn(protected(values[lane]), generator_for(high[lane], low[lane]))
+        def run(value: Any, lane: int) -> Any:
+            with generator_for(high[lane], low[lane]) as rng:
+                return fn(protected(value), rng)
 
-        made, keep = for_each(self.label, rows, run, taken.n, taken.keep)
-        return Taken(made, keep=keep)
+        return taken.mapped(self.label, rows, run)
 
 
 class _Generators(threading.local):
@@ -66,16 +65,32 @@ class _Generators(threading.local):
         self.bits = np.random.Philox(key=0)
         self.generator = np.random.Generator(self.bits)
         self.state: Any = self.bits.state
+        self.busy = False
 
 
 _generators = _Generators()
 
 
-def generator_for(high: int, low: int) -> np.random.Generator:
+class generator_for:  # noqa: N801
     """The generator of a random key: Philox under these words, from its beginning."""
-    mine = _generators
+
+    def __init__(self, high: int, low: int) -> None:
+        self._key = (high << 32) | low
+
+    def __enter__(self) -> np.random.Generator:
+        self._mine = _generators
+        if self._mine.busy:  # a function that reads another pipeline in between
+            self._mine = _Generators()
+        self._mine.busy = True
+        return _keyed(self._mine, self._key)
+
+    def __exit__(self, *_: object) -> None:
+        self._mine.busy = False
+
+
+def _keyed(mine: Any, key: int) -> np.random.Generator:
     state = mine.state
-    state["state"]["key"][:] = (high << 32) | low, 0
+    state["state"]["key"][:] = key, 0
     state["state"]["counter"][:] = 0
     state["buffer_pos"], state["has_uint32"], state["uinteger"] = 4, 0, 0
     mine.bits.state = state

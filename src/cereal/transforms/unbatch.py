@@ -137,7 +137,8 @@ class Unstacked(OverMembers[T_co]):
         return rows.replaced(below=self.source.route(outer).lanes)
 
     def fetch(self, rows: Rows) -> Rows:
-        return rows.replaced(below=self.source.fetch(rows.below))
+        below = self.source.fetch(rows.below.replaced(key=rows.key))
+        return rows.replaced(below=below.lanes)
 
     def read(self, rows: Rows) -> tuple[T_co, Any]:
         if rows.index.ndim == 0:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from types import FrameType
 from typing import Any
 
 import pytest
+from tests.loaders.workers.reading import chunks, loader_of, numbers, within
 
 from cereal.loaders import host_iterator, iterator
 from cereal.loaders.workers import track
-from tests.loaders.workers.reading import chunks, loader_of, numbers, within
 
 FILES = {module.__file__ for module in (host_iterator, iterator, track)}
 N, BATCH = 24, 4
@@ -27,8 +28,10 @@ class Interrupt:
         if frame.f_code.co_filename not in FILES:
             return None
         if event == "line":
-            self.left -= 1
-            if self.left == 0:
+            # Not where a `with` ends: signals are not looked at between its body and its end.
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            self.left -= not line.lstrip().startswith("with ")
+            if self.left == 0 and not self.where:
                 self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
                 raise KeyboardInterrupt
         return self
@@ -65,7 +68,7 @@ def test_an_interrupt_at_any_line_keeps_state_and_batches_together(
                 pass
         offset = int(iterator.state.words[4])
         try:
-            found = within(lambda: numbers(iterator), 10)
+            found = within(lambda: numbers(iterator), 4)
         except Exception as error:
             found = f"{type(error).__name__}: {error}"
         if offset not in (before * BATCH, before * BATCH + BATCH):
@@ -77,5 +80,5 @@ def test_an_interrupt_at_any_line_keeps_state_and_batches_together(
     count = 1
     while len(wrong) < 3 and run(count):
         count += 1
-    assert count > 10, "nothing was interrupted"
+    assert count > 5, "nothing was interrupted"
     assert not wrong, "\n".join(wrong)

@@ -34,7 +34,8 @@ class Crew:
         self._tracks: list[Any] = []
         self._shares: list[_Share] = []
         self._threads: set[threading.Thread] = set()
-        self._idle = 0
+        self._idle = 0  # threads that wait for work,
+        self._told = 0  # and those of them that were told of some
         _crews.add(self)
 
     # Called with the lock held
@@ -45,18 +46,26 @@ class Crew:
 
     def wake(self, count: int = 1) -> None:
         """There is work for so many."""
-        self._work.notify(count)
-        missing = min(count - self._idle, self.size - len(self._threads))
+        told = max(0, min(count, self._idle - self._told))
+        self._work.notify(told)
+        self._told += told
+        missing = min(count - told, self.size - len(self._threads))
         for _ in range(missing):
             name = f"cereal-worker-{next(_numbers)}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._threads.add(thread)
             thread.start()
 
-    def lose(self, thread: Any) -> None:
-        """A thread that hangs: it is left alone, another one takes its place."""
-        self._threads.discard(thread)
-        self.wake()
+    def lose(self, job: Any, threads: set[Any]) -> None:
+        """Threads that hang in a job: they are left alone, others take their place."""
+        self._shares[:] = [share for share in self._shares if share.job is not job]
+        self._threads -= threads
+        self.wake(max(1, len(threads)))
+
+    def relieve(self) -> None:
+        """All threads that are at something finish it and end; others take their place."""
+        self._threads.clear()
+        self.wake(self.size)
 
     # Called without
 
@@ -65,12 +74,21 @@ class Crew:
         with self.lock:
             if track in self._tracks:
                 self._tracks.remove(track)
-            leaving = [] if self._tracks else list(self._threads)
+            leaving = set() if self._tracks else set(self._threads)
+            self._told = self._idle
             self._work.notify_all()
         end = time.monotonic() + _JOIN
-        for thread in leaving:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, end - time.monotonic()))
+        for thread in leaving - {threading.current_thread()}:
+            thread.join(max(0.0, end - time.monotonic()))
+        hung = {thread for thread in leaving if thread.is_alive()}
+        if hung:
+            with self.lock:  # they end when their element does; nobody waits for them
+                self._threads -= hung
+
+    def abandon(self) -> None:
+        """`close`, from the garbage collector: it may run while this very thread has the lock."""
+        for track in list(self._tracks):
+            track.abandon()
 
     def close(self) -> None:
         """Ends all tracks."""
@@ -93,6 +111,7 @@ class Crew:
                     self._idle += 1
                     told = self._work.wait(_IDLE)
                     self._idle -= 1
+                    self._told = max(0, self._told - told)
                     job = self._next_job()
                     if job is None and not told:
                         self._threads.discard(me)
@@ -119,15 +138,19 @@ class Crew:
     @property
     def hands(self) -> int:
         """How many threads could work on one step now."""
-        return 1 + self._idle + max(0, self.size - len(self._threads))
+        return 1 + max(0, self._idle - self._told) + max(0, self.size - len(self._threads))
 
     def spread(
-        self, parts: Sequence[Any], run: Callable[[Any], Any], make_reading: Callable[[], Any]
+        self,
+        parts: Sequence[Any],
+        run: Callable[[Any], Any],
+        make_reading: Callable[[], Any],
+        job: Any = None,
     ) -> list[Any]:
         """`[run(part) for part in parts]`, with the help of threads that have nothing to do."""
         if len(parts) < 2 or self.hands < 2:
             return [run(part) for part in parts]
-        share = _Share(parts, run, make_reading)
+        share = _Share(parts, run, make_reading, job)
         with self.lock:
             self._shares.append(share)
             self.wake(min(len(parts) - 1, self.hands - 1))
@@ -135,7 +158,8 @@ class Crew:
             share.work()
         finally:
             with self.lock:
-                self._shares.remove(share)
+                if share in self._shares:
+                    self._shares.remove(share)
         return share.results()
 
 
@@ -143,8 +167,13 @@ class _Share:
     """Parts of one step, which several threads work on."""
 
     def __init__(
-        self, parts: Sequence[Any], run: Callable[[Any], Any], make_reading: Callable[[], Any]
+        self,
+        parts: Sequence[Any],
+        run: Callable[[Any], Any],
+        make_reading: Callable[[], Any],
+        job: Any,
     ) -> None:
+        self.job = job
         self._parts, self._run, self._make = parts, run, make_reading
         self._found: list[Any] = [None] * len(parts)
         self._failed: dict[int, BaseException] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -75,8 +76,8 @@ def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> O
             f"{on_error!r:.60}."
         )
     if timeout is not None:
-        number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-        if not number or not timeout > 0:
+        number = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)
+        if not number or not float(timeout) > 0:
             raise PipelineError(
                 f"DataLoader: `timeout` must be a number of seconds, or None, got {timeout!r}."
             )

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core.buffers import Buffers
-from ...core.errors import CerealError
+from ...core.callback import forget_kept
+from ...core.execute import routed_rows
 from ...core.host_data import HostData
 from ...core.position import Remainder, starts
 from ...core.reading import Reading, reading_as
@@ -27,7 +28,7 @@ from ...core.state import make_words
 from .crew import Crew
 from .options import Options
 from .routes import Routes
-from .track import InlineTrack, Track, log
+from .track import InlineTrack, Track, TrackClosedError, log
 
 _MOST_WALKS = 16
 _MOST_SERVED = 8
@@ -50,8 +51,8 @@ class Readers(HostData):
         self._skips = _Skips()
         self._policy = options.policy(self._skips)
         self._walks: OrderedDict[Any, _Walk] = OrderedDict()
-        self._served: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
-        weakref.finalize(self, self.crew.close)
+        self._served: OrderedDict[Any, _Answer] = OrderedDict()
+        weakref.finalize(self, _forget, self.crew, self.number)
 
     @property
     def skipped(self) -> int:
@@ -64,6 +65,7 @@ class Readers(HostData):
 
     def track(
         self,
+        source: Positional[Any],
         words: Any,
         total: int | None,
         *,
@@ -73,19 +75,19 @@ class Readers(HostData):
     ) -> Track | InlineTrack:
         """The steps from a position on; who takes it closes it."""
         routes = Routes(
-            self.source, words, remainder=remainder, steps_at_once=steps_at_once, total=total
+            source, words, remainder=remainder, steps_at_once=steps_at_once, total=total
         )
         if self.threads == 0:
-            fetch = self.source.fetch
+            fetch = source.fetch
             return InlineTrack(fetch, routes, buffers=self._buffers, on_error=self._policy)
         prefetch = self.prefetch if prefetch is None else prefetch
-        return self.open_track(routes, prefetch=prefetch, total=total)
+        return self.open_track(source, routes, prefetch=prefetch, total=total)
 
-    def open_track(self, rows_of: Any, **options: Any) -> Track:
+    def open_track(self, source: Positional[Any], rows_of: Any, **options: Any) -> Track:
         """Steps whose rows are known, read by the crew."""
         return Track(
             self.crew,
-            self.source.fetch,
+            source.fetch,
             rows_of,
             buffers=self._buffers,
             on_error=self._policy,
@@ -100,93 +102,138 @@ class Readers(HostData):
             self._served.clear()
         self.crew.close()
 
+    def fetch_now(self, source: Positional[Any], rows: Rows, *, in_program: bool) -> Rows:
+        """Reads in the caller's thread."""
+        reading = Reading(self._policy, self._buffers, masked=in_program)
+        with reading_as(reading), current_settings()(executes=not in_program):
+            return source.fetch(rows)
+
     # Callbacks of compiled programs
 
     def serve(self, requests: list[tuple[Any, Rows]]) -> list[Rows]:
         """The rows of these positions, fetched; those that follow are read ahead.
 
-        A position may be asked for again, by rematerialisation or by another device.
+        A position may be asked for again, by rematerialisation or by another device, also while
+        it is being read: it is read once.
         """
-        keys = [(_bytes(position and position[0]), _bytes(rows)) for position, rows in requests]
-        walks = []
-        for (position, _), key in zip(requests, keys, strict=True):
-            if position is not None and self.source.stream is not None:
-                self.source.stream.adopt(position[1])
-            words = None if position is None else position[0]
-            with self._lock:
-                walks.append(None if key in self._served else self._walk(words, len(keys)))
-        found = []
-        for (_, rows), key, walk in zip(requests, keys, walks, strict=True):
-            if walk is not None:
-                try:
-                    fetched = walk.take(rows)
-                except BaseException:
-                    self._end(walk)  # the program goes on without this position, the walk cannot
-                    raise
-                with self._lock:
-                    self._served[key] = fetched
-                    while len(self._served) > max(_MOST_SERVED, 2 * len(keys)):
-                        self._served.popitem(last=False)
-                found.append(fetched)
-                continue
-            with self._lock:
-                again = self._served.get(key)
-            found.append(self.fetch_now(rows, in_program=True) if again is None else again)
-        return found
+        asked = [self._ask(position, rows, len(requests)) for position, rows in requests]
+        for answer, mine in asked:
+            if mine:
+                self._answer(answer)
+        return [answer.result() for answer, _ in asked]
 
-    def _walk(self, words: Any, at_once: int) -> Any:
-        """The walk that comes to this position next, or a new one; None: it is not known."""
-        if words is None:
-            return _Unknown(self)
-        walk = self._walks.pop(("program", _bytes(words)), None)
+    def _ask(self, position: Any, rows: Rows, at_once: int) -> tuple[_Answer, bool]:
+        """The answer for a position, and whether it is ours to find."""
+        words = None if position is None else position[0]
+        if position is not None and self.source.stream is not None:
+            self.source.stream.adopt(position[1])
+        key = (_bytes(words), _bytes(rows))
+        with self._lock:
+            if key in self._served:
+                return self._served[key], False
+            walk, step = None, 0
+            if words is not None and self.threads:
+                prefetch = 1 if at_once > 4 else max(1, self.prefetch)
+                walk, step, _ = self._walk("program", self.source, words, prefetch)
+            self._served[key] = answer = _Answer(key, rows, walk, step)
+            while len(self._served) > max(_MOST_SERVED, 2 * at_once):
+                self._served.popitem(last=False)
+            return answer, True
+
+    def _answer(self, answer: _Answer) -> None:
+        try:
+            found = None
+            if answer.walk is not None:
+                found = self._take(answer.walk, answer.step, answer.rows)
+            if found is None:
+                found = self.fetch_now(self.source, answer.rows, in_program=True)
+            answer.set(found)
+        except BaseException as error:
+            with self._lock:
+                self._served.pop(answer.key, None)
+            answer.fail(error)
+
+    # Walks
+
+    def _walk(
+        self, kind: str, source: Positional[Any], words: Any, prefetch: int
+    ) -> tuple[_Walk, int, Any]:
+        """The walk that comes to this position next, or a new one; which of its steps that is, and
+        the words after it. With the lock held."""
+        leaves = tuple(id(leaf) for leaf in jax.tree.leaves(source)) if kind == "python" else ()
+        walk = self._walks.pop((kind, leaves, _bytes(words)), None)
         if walk is None:
-            prefetch = 1 if at_once > 4 else max(1, self.prefetch)
-            walk = _Walk(self, words, prefetch, in_program=True)
-        self._keep(walk, "program", 2 * at_once)
-        return walk
+            walk = _Walk(source, words, prefetch, in_program=kind == "program")
+        step, following = walk.following()
+        replaced = self._walks.pop((kind, leaves, _bytes(following)), None)
+        self._walks[kind, leaves, _bytes(following)] = walk
+        idle = [key for key, each in self._walks.items() if not each.users and each is not walk]
+        for key in idle[: max(0, len(self._walks) - _MOST_WALKS)]:
+            self._walks.pop(key).close()
+        if replaced is not None and not replaced.users:
+            replaced.close()
+        walk.users += 1
+        return walk, step, following
 
-    def _keep(self, walk: _Walk, kind: str, least: int) -> np.ndarray:
-        """Notes at which position the walk will be asked again."""
-        following = walk.following()
-        self._walks[kind, _bytes(following)] = walk
-        while len(self._walks) > max(_MOST_WALKS, least):
-            self._walks.popitem(last=False)[1].close()
-        return following
+    def _take(self, walk: _Walk, step: int, rows: Rows | None) -> Rows | None:
+        """The rows of a step of a walk, fetched; None if it cannot give them."""
+        try:
+            return walk.take(self, step, rows)
+        except TrackClosedError:
+            return None
+        except BaseException:
+            with self._lock:  # the program goes on without this position, the walk cannot
+                for key in [key for key, each in self._walks.items() if each is walk]:
+                    del self._walks[key]
+            walk.close()
+            raise
+        finally:
+            with self._lock:
+                walk.users -= 1
 
     # Calls of `next_batch` outside of programs
 
-    def next_rows(self, words: Any) -> tuple[Rows, Any]:
+    def next_rows(self, source: Positional[Any], words: Any) -> tuple[Rows, Any]:
         """The rows of this position, fetched, and the words after it.
 
         Who asks for positions one after the other is read ahead for, from the second on.
         """
         words = np.asarray(words)
         with self._lock:
-            walk = self._walks.pop(("python", _bytes(words)), None)
-            known = walk is not None
-            walk = walk or _Walk(self, words, self.prefetch, in_program=False)
-            following = self._keep(walk, "python", 0)
-        try:
-            fetched = walk.take() if known else self.fetch_now(walk.first(), in_program=False)
-        except BaseException:
-            self._end(walk)
-            raise
+            walk, step, following = self._walk("python", source, words, self.prefetch)
+        fetched = self._take(walk, step, None)
+        if fetched is None:
+            rows, _ = routed_rows(source, words, 1)
+            fetched = self.fetch_now(source, rows[0], in_program=False)
         return fetched, jnp.asarray(following)
-
-    def _end(self, ended: Any) -> None:
-        with self._lock:
-            for key in [key for key, walk in self._walks.items() if walk is ended]:
-                del self._walks[key]
-        ended.close()
-
-    def fetch_now(self, rows: Rows, *, in_program: bool) -> Rows:
-        """Reads in the caller's thread."""
-        reading = Reading(self._policy, self._buffers, masked=in_program)
-        with reading_as(reading), current_settings()(executes=not in_program):
-            return self.source.fetch(rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Readers, (self.source, self.options)
+
+
+class _Answer:
+    """What was, or will be, read for a position."""
+
+    def __init__(self, key: Any, rows: Rows, walk: Any, step: int) -> None:
+        self.key, self.rows, self.walk, self.step = key, rows, walk, step
+        self._done = threading.Event()
+        self._found: Any = None
+        self._error: BaseException | None = None
+
+    def set(self, found: Rows) -> None:
+        self._found = found
+        self.walk = None
+        self._done.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._done.set()
+
+    def result(self) -> Rows:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._found
 
 
 class _Skips:
@@ -209,58 +256,54 @@ class _Skips:
 class _Walk:
     """Positions that follow each other, as a program or a Python loop asks for them."""
 
-    def __init__(self, readers: Readers, words: Any, prefetch: int, *, in_program: bool) -> None:
-        self._readers = weakref.ref(readers)
-        self._arithmetic = readers.source.plan.arithmetic
-        self._words, self._steps, self._prefetch = np.asarray(words), 0, prefetch
+    def __init__(
+        self, source: Positional[Any], words: Any, prefetch: int, *, in_program: bool
+    ) -> None:
+        self._source, self._arithmetic = source, source.plan.arithmetic
+        self._words, self._asked, self._prefetch = np.asarray(words), 0, prefetch
         self._in_program = in_program
         self._lock = threading.Lock()
-        self._routes = Routes(readers.source, self._words, compiled=not in_program)
-        self._begun = 0  # steps that were read without a track
+        self._routes = Routes(source, self._words, compiled=not in_program)
         self._rows: dict[int, Any] = {}
         self._track: Any = None
+        self._begun = 0  # steps that were read without a track
+        self._next = 0  # the step to be taken
+        self.users = 0  # those who are about to take, with the lock of the readers
 
-    def following(self) -> np.ndarray:
-        """The words of the position after the next one; it has been asked for then."""
+    def following(self) -> tuple[int, np.ndarray]:
+        """The step that is asked for now, and the words of the position after it."""
         words = self._words
         offset = (int(words[3]) << 32) | int(words[4])
-        self._steps += 1
-        at = starts(np, int(words[2]), offset, self._steps, **self._arithmetic)
-        return make_words((int(words[0]), int(words[1])), int(at[0]), int(at[1]))
+        self._asked += 1
+        at = starts(np, int(words[2]), offset, self._asked, **self._arithmetic)
+        return self._asked - 1, make_words((int(words[0]), int(words[1])), int(at[0]), int(at[1]))
 
-    def take(self, rows: Rows | None = None) -> Rows:
-        """The next position's rows, fetched; if they are not as predicted, those given."""
-        readers = self._readers()
-        if readers is None:
-            raise CerealError("the loader is gone, while a compiled program still reads it.")
-        if not readers.threads and rows is not None:
-            return readers.fetch_now(rows, in_program=self._in_program)
+    def take(self, readers: Readers, step: int, rows: Rows | None) -> Rows | None:
+        """A step's rows, fetched; None if another one was taken before it, or if they are not as
+        predicted: a program may have other tables."""
         with self._lock:
+            if self._track is None and not self._in_program and step == 0:
+                # Nobody knows whether the next one will be asked for.
+                fetched = readers.fetch_now(self._source, self._routes(0), in_program=False)
+                self._begun = self._next = 1
+                return fetched
             if self._track is None:
-                self._track = self._open(readers)
-            step = self._track.taken
-            fetched = self._track.take()
-            predicted = self._rows.pop(step, None)
-        if rows is None or (predicted is not None and _same(predicted, rows)):
-            return fetched
-        return readers.fetch_now(rows, in_program=self._in_program)
-
-    def _open(self, readers: Readers) -> Track:
-        return readers.open_track(
-            self._rows_of,
-            prefetch=self._prefetch,
-            masked=self._in_program,
-            executes=not self._in_program,
-        )
-
-    def first(self) -> Rows:
-        """The rows of the position that it begins with."""
-        self._begun = 1
-        return self._routes(0)
+                self._track = readers.open_track(
+                    self._source,
+                    self._rows_of,
+                    prefetch=self._prefetch,
+                    masked=self._in_program,
+                    executes=not self._in_program,
+                )
+            if step != self._next:
+                return None
+            fetched = self._track.take(step - self._begun)
+            self._next, predicted = step + 1, self._rows.pop(step, None)
+        return fetched if rows is None or _same(predicted, rows) else None
 
     def _rows_of(self, step: int) -> Any:
         rows = self._routes(step + self._begun)
-        self._rows[step] = rows
+        self._rows[step + self._begun] = rows
         return rows
 
     def close(self) -> None:
@@ -268,17 +311,10 @@ class _Walk:
             self._track.close()
 
 
-class _Unknown:
-    """A position that does not say which it is."""
-
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
-
-    def take(self, rows: Rows) -> Rows:
-        return self._readers.fetch_now(rows, in_program=True)
-
-    def close(self) -> None:
-        pass
+def _forget(crew: Crew, number: int) -> None:
+    """The loader is gone: so are its threads, and errors that nobody came for."""
+    crew.abandon()
+    forget_kept(number)
 
 
 def _bytes(tree: Any) -> Any:

@@ -38,8 +38,8 @@ class Routes:
         lanes = source.plan.batch * self._each
         most = _LANES if compiled else _LANES // 8
         self._size = max(1, most // lanes)
-        if total is not None:
-            self._size = max(1, min(self._size, total))
+        if total is not None:  # of few sizes, since each is a program
+            self._size = max(1, min(self._size, 1 << (max(total, 1) - 1).bit_length()))
         self._words, self._source = words, source
         self._device = None
         if compiled:
@@ -51,21 +51,21 @@ class Routes:
     def __call__(self, step: int) -> Any:
         """The rows of a step; asked in order, and of the latest block again."""
         while self._block is None or step >= self._begin + self._size:
-            self._begin += self._size if self._block is not None else 0
-            self._block = self._next_block()
+            begin = 0 if self._block is None else self._begin + self._size
+            rows, words = self._next_block()
+            self._begin, self._block, self._words = begin, rows, words  # at once: Ctrl-C
         assert step >= self._begin
         block, at = self._block, (step - self._begin) * self._each
         return block[at : at + self._each] if self._chunks else block[at]
 
-    def _next_block(self) -> Any:
+    def _next_block(self) -> tuple[Any, Any]:
         steps = self._size * self._each
         if self._compiled:
             with jax.default_device(self._device):
-                rows, self._words = routed_rows(self._source, self._words, steps, self._remainder)
-            return rows
+                return routed_rows(self._source, self._words, steps, self._remainder)
         plan = self._source.plan.ending(self._remainder)
-        rows, self._words = plan.rows_for(np.asarray(self._words), steps)
-        return self._source.route(rows)
+        rows, words = plan.rows_for(np.asarray(self._words), steps)
+        return self._source.route(rows), words
 
 
 def _on_cpu(source: Any, words: Any) -> tuple[Any, Any, Any, bool]:

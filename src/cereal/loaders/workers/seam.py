@@ -49,7 +49,7 @@ class Seam(PositionalWrapper[T_co]):
     def next_rows(self, words: Any) -> tuple[Rows, Any]:
         if not self.readers.threads:
             return super().next_rows(words)
-        return self.readers.next_rows(words)
+        return self.readers.next_rows(self.source, words)
 
     def read(self, rows: Rows) -> tuple[T_co, Any]:
         return self.source.read(rows)

@@ -1,11 +1,13 @@
 """One walk through a pipeline's steps, read ahead and handed out in order.
 
     step          0    1    2    3    4    5
-    handed out    ----------|
+    taken         ----------|
     read ahead              | done busy busy |           at most `prefetch` of them
     not begun                                | ...
 
-A step is a function of its position, so any thread may read it, and again after an error.
+A step is a function of its position, so any thread may read it, and again after an error. `take(k)`
+may be called again with the same k, after an error or an interrupt: a step is let go when the next
+one is taken.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...core.buffers import Buffers
+from ...core.errors import CerealError
 from ...core.reading import Failed, OnError, Reading, annotate, raise_it, reading_as
 from ...core.settings import Settings, current_settings
 from .crew import Crew
@@ -28,12 +31,19 @@ _CHEAP = 60e-6  # below this, handing over costs more than reading
 _WATCHED = 16
 
 
+class TrackClosedError(CerealError, RuntimeError):
+    """Somebody asks for a step of a track that was closed."""
+
+    def __init__(self) -> None:
+        super().__init__("this iterator was closed; make a new one with `iterate(state)`.")
+
+
 class WorkerReading(Reading):
     """The reading of one thread for one step."""
 
     def __init__(self, track: Track, job: _Job) -> None:
         super().__init__(track.on_error, track.buffers, masked=track.masked)
-        self.doomed = job.doomed
+        self.doomed, self.decided = job.doomed, job.decided
         self.thread = threading.current_thread()
         self._track, self._job = track, job
         job.readings.append(self)
@@ -52,30 +62,37 @@ class WorkerReading(Reading):
 
     def spread(self, parts: Any, run: Callable[[Any], Any]) -> list[Any]:
         make = lambda: WorkerReading(self._track, self._job)  # noqa: E731
-        return self._track.crew.spread(parts, run, make)
+        return self._track.crew.spread(parts, run, make, self._job)
 
 
 class _Job:
     """One step on its way."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, before: _Job | None = None) -> None:
         self.step = step
         self.done = False
-        self.rows: Any = None
+        self.rows: Any = None if before is None else before.rows
         self.error: BaseException | None = None
         self.thread: Any = None
         self.readings: list[WorkerReading] = []
-        self.doomed: dict[Any, Exception] = {}
+        # Of the reading before, if this one is read again: elements that hang, and what was
+        # decided about errors, which is neither asked nor counted twice.
+        self.doomed: dict[Any, Exception] = {} if before is None else dict(before.doomed)
+        self.decided: dict[Any, Any] = {} if before is None else dict(before.decided)
 
     @property
     def waits(self) -> bool:
         """Whether no thread is at it."""
         return self.thread is None and not self.done
 
-    def place(self) -> Failed | None:
-        """Where it is; the last who began something tells."""
-        places = [mine.place() for mine in list(self.readings)]
-        return next((place for place in reversed(places) if place is not None), None)
+    def oldest(self) -> tuple[Failed | None, float]:
+        """The element that a thread is at for longest, and since when."""
+        found: tuple[Failed | None, float] = (None, time.monotonic())
+        for mine in list(self.readings):
+            place, since = mine.place(), mine.since
+            if place is not None and since < found[1]:
+                found = (place, since)
+        return found
 
 
 class Track:
@@ -99,8 +116,9 @@ class Track:
         self.masked, self.executes = masked or on_error is not raise_it, executes
         self.settings: Settings = current_settings()
         self._fetch, self._rows_of = fetch, rows_of
-        self._prefetch, self._total, self._timeout = prefetch, total, timeout
-        self.taken = 0  # steps handed out
+        self._prefetch, self._total = prefetch, total
+        self._timeout = None if timeout is None else min(timeout, threading.TIMEOUT_MAX / 2)
+        self._first = 0  # the first step that may still be taken
         self._begun = 0  # steps that a job was made for
         self._wanted = 0  # steps that may be begun
         self._rows: dict[int, Any] = {}
@@ -117,44 +135,53 @@ class Track:
 
     def start(self) -> None:
         """Lets reading begin."""
-        self._want(self.taken + self._prefetch)
+        self._want(self._first + self._prefetch)
 
-    def ready(self) -> bool:
-        """Whether the next step can be taken without waiting."""
-        job = self._jobs.get(self.taken)
-        return job is not None and job.done
+    def ready(self, step: int) -> bool:
+        """Whether this step can be taken without waiting."""
+        job = self._jobs.get(step)
+        return job is not None and job.done and job.error is None
 
-    def take(self) -> Any:
-        """The next step's rows, fetched; or what reading them raised, as often as it is asked."""
-        if self.closed:
-            raise RuntimeError("this iterator was closed; make a new one with `iterate(state)`.")
-        if self._inline and not self._jobs:
-            return self._take_inline()
-        step = self.taken
+    def take(self, step: int) -> Any:
+        """A step's rows, fetched; or what reading them raised. Steps are taken in order."""
+        self._let_go(step)
+        if self._inline and self._claim_inline(step):
+            return self._take_inline(step)
         ahead = 0 if self._inline else self._prefetch
         self._want(max(step + 1, step + ahead))
         job = self._wait(step)
-        with self.crew.lock:
-            del self._jobs[step]
-            if job.error is not None:
-                again = _Job(step)  # on the next call
-                self._jobs[step], self._rows[step] = again, job.rows
-                raise job.error
-            self.taken += 1
+        if job.error is not None:
+            with self.crew.lock:
+                if self._jobs.get(step) is job:  # it is read again by the next call
+                    self._jobs[step] = again = _Job(step)
+                    self._rows[step] = again.rows = job.rows
+            raise job.error
         self._inline = self._reads_cheaply()
         if not self._inline:
             self._want(step + 1 + ahead)
         return job.rows
 
+    def _let_go(self, step: int) -> None:
+        """Steps before this one have arrived."""
+        if step < self._first or (self._total is not None and step >= self._total):
+            raise CerealError(f"internal: step {step} is not among those to be taken")
+        with self.crew.lock:
+            for number in [number for number in self._jobs if number < step]:
+                del self._jobs[number]
+            self._first = step
+
     def _want(self, end: int) -> None:
         """Steps before `end` may be read; their rows are found here, in the caller's thread."""
         end = end if self._total is None else min(end, self._total)
         for step in range(max(self._wanted, self._begun), end):
-            self._rows[step] = self._rows_of(step)
+            if step not in self._rows:
+                self._rows[step] = self._rows_of(step)
         with self.crew.lock:
+            if self.closed:
+                raise TrackClosedError
             more = end - self._wanted
             self._wanted = max(self._wanted, end)
-            again = self._jobs.get(self.taken)
+            again = self._jobs.get(self._first)
             if again is not None and again.waits and again not in self._retry:
                 self._retry.append(again)
                 more = max(more, 1)
@@ -162,57 +189,74 @@ class Track:
                 self.crew.wake(more)
 
     def _wait(self, step: int) -> _Job:
-        began, said = time.monotonic(), False
+        began, said, relieved = time.monotonic(), False, False
         with self.crew.lock:
             while True:
+                if self.closed:
+                    raise TrackClosedError
                 job = self._jobs.get(step)
                 if job is not None and job.done:
                     return job
-                waited = time.monotonic() - began
-                if not said and waited >= LATE:
+                now = time.monotonic()
+                place, since = (None, now) if job is None else job.oldest()
+                if not said and now - began >= LATE:
                     said = True
-                    log.warning("waiting for %s", _what(job, step, waited))
-                if self._timeout is not None and waited >= self._timeout and job is not None:
-                    self._give_up(job, waited)
-                    began = time.monotonic()
-                    continue
-                self._finished.wait(self._patience(waited, said))
+                    log.warning("waiting for %s", _what(place, step, now - began))
+                left = None
+                if self._timeout is not None:
+                    hung = now - (began if place is None else max(began, since))
+                    left = self._timeout - hung
+                    if left <= 0:
+                        if job is not None and not job.waits:
+                            self._give_up(job, place, hung)
+                        elif not relieved:  # all threads are at steps of others
+                            self.crew.relieve()
+                        else:
+                            raise TimeoutError(
+                                f"batch {step} was not begun in {hung:.1f} s (`timeout=`)"
+                            )
+                        began, relieved = time.monotonic(), job is None or job.waits
+                        continue
+                patience = [] if said else [LATE - (now - began)]
+                patience += [] if left is None else [left]
+                self._finished.wait(max(0.001, min(patience)) if patience else None)
 
-    def _patience(self, waited: float, said: bool) -> float | None:
-        ends = [] if said else [LATE]
-        ends += [] if self._timeout is None else [self._timeout]
-        return max(0.001, min(ends) - waited) if ends else None
-
-    def _give_up(self, job: _Job, waited: float) -> None:
-        """The step hangs: its thread is left, and its element is an error."""
-        error = TimeoutError(f"an element was not read in {waited:.1f} s (`timeout=`)")
-        place = job.place()
+    def _give_up(self, job: _Job, place: Failed | None, hung: float) -> None:
+        """The step hangs: its threads are left, and its element is an error."""
+        error = TimeoutError(f"an element was not read in {hung:.1f} s (`timeout=`)")
         annotate(error, place)
-        again = _Job(job.step)
-        again.doomed = {**job.doomed}
-        rows, threads = job.rows, {mine.thread for mine in list(job.readings)}
-        self._jobs[job.step] = again
+        again = _Job(job.step, job)
         job.thread = None
-        if self.on_error is raise_it or place is None or len(again.doomed) >= 1000:
-            again.done, again.error, again.rows = True, error, rows
+        self._jobs[job.step] = again
+        if self.on_error is raise_it or place is None:
+            again.done, again.error = True, error
         else:
             again.doomed[place.stage, place.index, place.epoch] = error
-            self._rows[job.step] = rows
+            self._rows[job.step] = job.rows
             self._retry.append(again)
-        for thread in threads:
-            self.crew.lose(thread)
+        self.crew.lose(job, {mine.thread for mine in list(job.readings)})
 
-    def _take_inline(self) -> Any:
-        """Reads in the caller's thread, as long as that is cheap."""
-        begin = time.perf_counter()
-        step = self.taken
-        rows = self._rows.pop(step, None)
-        rows = self._rows_of(step) if rows is None else rows
-        with reading_as(Reading(self.on_error, self.buffers, masked=self.masked)):
-            fetched = self._fetch(rows)
+    # Reading in the caller's thread, as long as that is cheap
+
+    def _claim_inline(self, step: int) -> bool:
+        """Takes the step for the caller's thread, if no other has it."""
         with self.crew.lock:
-            self.taken = self._begun = step + 1
-            self._wanted = max(self._wanted, step + 1)
+            if self.closed:
+                raise TrackClosedError
+            if self._jobs or self._retry:
+                return False
+            self._begun = self._wanted = step + 1
+            return True
+
+    def _take_inline(self, step: int) -> Any:
+        begin = time.perf_counter()
+        if step not in self._rows:
+            self._rows[step] = self._rows_of(step)
+        mine = Reading(self.on_error, self.buffers, masked=self.masked)
+        with reading_as(mine), self.settings(executes=self.executes):
+            fetched = self._fetch(self._rows[step])
+        for number in [number for number in self._rows if number < step]:
+            del self._rows[number]
         self._times.append(time.perf_counter() - begin)
         self._inline = self._reads_cheaply(4)
         return fetched
@@ -222,6 +266,8 @@ class Track:
         if self._timeout is not None or len(times) < _WATCHED:
             return False
         return sorted(times)[_WATCHED // 2] < _CHEAP * slack
+
+    # The end
 
     def abandon(self) -> None:
         """`close`, from the garbage collector: it may run while this very thread has the lock."""
@@ -237,6 +283,7 @@ class Track:
             self._wanted = 0
             self._retry.clear()
             self._rows.clear()
+            self._jobs.clear()
             self._finished.notify_all()
         self.crew.remove(self)
 
@@ -271,7 +318,8 @@ class Track:
             if job.thread is None:  # it was given up
                 return
             job.readings.clear()
-            job.rows, job.error, job.done = rows, error, True
+            job.error, job.done = error, True
+            job.rows = rows
             self._times.append(took)
             self._finished.notify_all()
 
@@ -288,28 +336,25 @@ class InlineTrack:
         on_error: OnError,
         masked: bool = False,
     ) -> None:
-        self._fetch, self._rows_of, self.taken = fetch, rows_of, 0
+        self._fetch, self._rows_of = fetch, rows_of
         self._reading = Reading(on_error, buffers, masked=masked)
 
     def start(self) -> None:
         pass
 
-    def ready(self) -> bool:
+    def ready(self, step: int) -> bool:
+        del step
         return False
 
-    def take(self) -> Any:
-        rows = self._rows_of(self.taken)
+    def take(self, step: int) -> Any:
         with reading_as(self._reading):
-            fetched = self._fetch(rows)
-        self.taken += 1
-        return fetched
+            return self._fetch(self._rows_of(step))
 
     def close(self) -> None:
         pass
 
 
-def _what(job: _Job | None, step: int, waited: float) -> str:
-    place = None if job is None else job.place()
+def _what(place: Failed | None, step: int, waited: float) -> str:
     if place is None:
         return f"batch {step} since {waited:.0f} s; no worker is free, or it is about to be read"
     return f"{place.stage}, element {place.index} of epoch {place.epoch}, since {waited:.0f} s"

@@ -1,0 +1,71 @@
+"""Arrays in memory, for host stages: read by NumPy, without going to a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..core.host import HostIndexed
+from ..core.host_data import HostData
+from ..core.ordering import Order, Sequential
+from ..core.pytree import pytree_dataclass, static_field
+from ..core.reading import reading
+from ..core.spec import Spec
+from .index_key import with_index
+
+
+@pytree_dataclass
+class ArraysOnHost(HostIndexed[Any]):
+    """What an ArraySampleSource becomes when a host stage follows it."""
+
+    data: Any
+    n: int = static_field()
+    spec: Spec = static_field()
+    index_key: str | None = static_field(default=None)
+    ordering: Order = Sequential()
+
+    def __len__(self) -> int:
+        return self.n
+
+    def element_spec(self) -> Any:
+        return self.spec.tree
+
+    @property
+    def label(self) -> str:
+        carried = f", index_key={self.index_key!r}" if self.index_key else ""
+        return f"ArraySampleSource(ordering={self.order.name}{carried})"
+
+    @property
+    def roots(self) -> frozenset[int]:
+        return frozenset([self.data.number])
+
+    def take_host(self, indices: np.ndarray) -> Any:
+        return with_index(self.data.rows(indices), indices.astype(np.int32), self.index_key)
+
+
+class InMemory(HostData):
+    """A tree of NumPy arrays."""
+
+    def __init__(self, tree: Any) -> None:
+        super().__init__()
+        self._leaves, self._structure = jax.tree.flatten(tree)
+
+    def rows(self, indices: np.ndarray) -> Any:
+        """The rows at these indices, stacked."""
+        taken = [take_rows_on_host(leaf, indices) for leaf in self._leaves]
+        return jax.tree.unflatten(self._structure, taken)
+
+    def digest_of(self) -> Any:
+        return self._leaves
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InMemory, (jax.tree.unflatten(self._structure, self._leaves),)
+
+
+def take_rows_on_host(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """The rows of a contiguous array, in memory that JAX can take as it is."""
+    out = reading().empty((len(indices), *array.shape[1:]), array.dtype)
+    # With `mode="raise"` NumPy would read into another buffer first.
+    return np.take(array, indices, axis=0, out=out, mode="clip")
