@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test elastic lint types bench clean
+.PHONY: help install demo test slow elastic lint types bench clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,9 @@ demo: $(INSTALLED) ## Train a small classifier on handwritten digits, offline, i
 
 test: lint types $(INSTALLED) ## Lint, types and all tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+slow: $(INSTALLED) ## The tests that take long: processes, devices, interrupts, combinations
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m slow
 
 elastic: $(INSTALLED) ## One digest for every number of workers, batches ahead, way to run and restart
 	$(BIN)/python benchmarks/digest.py --all

@@ -20,6 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import cereal
 from cereal import BatchTransform, DataLoader, DiskSampleSource
 
+pytestmark = pytest.mark.slow
+
 N, B = 40, 4
 LIMIT = 120  # seconds: a hang
 

@@ -31,6 +31,8 @@ from cereal import (
 )
 from cereal.testing import assert_same, check_resume
 
+pytestmark = pytest.mark.slow
+
 N = 13
 X = np.random.default_rng(0).normal(size=(N, 2, 3)).astype(np.float32)
 Y = np.arange(N, dtype=np.int32) * 7

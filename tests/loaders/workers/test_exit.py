@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.loaders.workers.reading import script
 
+pytestmark = pytest.mark.slow
+
 SOON = 20.0  # seconds; most of them take one
 
 SLOW = """

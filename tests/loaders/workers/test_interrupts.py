@@ -13,6 +13,14 @@ from tests.loaders.workers.reading import chunks, loader_of, numbers, within
 from cereal.loaders import host_iterator, iterator
 from cereal.loaders.workers import track
 
+pytestmark = [
+    pytest.mark.slow,
+    # From 3.12 on a tracer may raise behind the body of a `with`, where no signal can.
+    pytest.mark.skipif(
+        sys.version_info >= (3, 12), reason="a tracer interrupts where Ctrl-C cannot"
+    ),
+]
+
 FILES = {module.__file__ for module in (host_iterator, iterator, track)}
 N, BATCH = 24, 4
 
