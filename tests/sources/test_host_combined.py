@@ -37,7 +37,6 @@ from cereal import (
 from cereal.testing import assert_same, check_loader, check_source
 
 pytestmark = pytest.mark.slow
-
 A, B = list(range(7)), list(range(100, 111))
 N, SIZE = 10, 4
 Make = Callable[[Any, Any], Any]

@@ -25,7 +25,7 @@ from .source import IndexedSource, Positional, Source
 from .spec import Spec, format_spec
 from .stage import Transform
 from .taken import Taken, as_arrays, check_arrays, leaves_of, spec_of_element
-from .wrapper import PositionalWrapper
+from .wrapper import IndexedWrapper, PositionalWrapper
 
 T_co = TypeVar("T_co", covariant=True)
 Words = Any  # the two words of a random key per lane, or None
@@ -244,35 +244,12 @@ class _HostStaged(PositionalWrapper[T_co], HostNode[T_co]):
 
 
 @pytree_dataclass
-class HostElementStage(_HostStaged[T_co], HostIndexed[T_co]):
+class HostElementStage(_HostStaged[T_co], IndexedWrapper[T_co], HostIndexed[T_co]):
     """A host stage before batching."""
 
     source: Any
     stage: Any
     spec: Spec = static_field()
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def keyed(self) -> bool:
-        return self.source.keyed or self.stage.random
-
-    @property
-    def fixed(self) -> bool:
-        return self.source.fixed
-
-    @property
-    def once(self) -> bool:
-        return self.source.once
-
-    @property
-    def overlap(self) -> int:
-        return self.source.overlap
-
-    @property
-    def roots(self) -> frozenset[int]:
-        return self.source.roots
 
     def element_spec(self) -> Any:
         return self.spec.tree

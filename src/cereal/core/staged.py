@@ -18,11 +18,11 @@ from .execute import run_next
 from .promise import as_built
 from .pytree import pytree_dataclass, static_field
 from .rows import Rows, rows_at
-from .source import IndexedSource, Mask
+from .source import Mask
 from .spec import Spec
 from .state import key_words
 from .threefry import STAGE, threefry
-from .wrapper import PositionalWrapper, Wrapper
+from .wrapper import IndexedWrapper, PositionalWrapper, Wrapper
 
 if TYPE_CHECKING:
     from .stage import Stage
@@ -86,35 +86,12 @@ class BatchStage(_StagedRows[T_co]):
 
 
 @pytree_dataclass
-class ElementStage(_StagedRows[T_co], IndexedSource[T_co]):
+class ElementStage(_StagedRows[T_co], IndexedWrapper[T_co]):
     """A stage before batching: an indexed source of changed elements."""
 
     source: Any
     stage: Stage[Any, Any]
     spec: Spec = static_field()
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def keyed(self) -> bool:
-        return self.source.keyed or self.stage.random
-
-    @property
-    def fixed(self) -> bool:
-        return self.source.fixed
-
-    @property
-    def once(self) -> bool:
-        return self.source.once
-
-    @property
-    def overlap(self) -> int:
-        return self.source.overlap
-
-    @property
-    def roots(self) -> frozenset[int]:
-        return self.source.roots
 
     def take(self, indices: jax.Array) -> T_co:
         if self.random_stages:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from .ordering import Order
 from .position import Remainder
 from .rows import Rows
-from .source import Positional, Source
+from .source import IndexedSource, Positional, Source
 from .spec import Spec
 
 T_co = TypeVar("T_co", covariant=True)
@@ -103,3 +103,32 @@ class PositionalWrapper(Wrapper[T_co], Positional[T_co]):
 
     def fetch(self, rows: Rows) -> Rows:
         return self.source.fetch(rows)
+
+
+class IndexedWrapper(PositionalWrapper[T_co], IndexedSource[T_co]):
+    """A stage before batching: an indexed source, with as many elements as the one below."""
+
+    stage: Any
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def keyed(self) -> bool:
+        return self.source.keyed or self.stage.random
+
+    @property
+    def fixed(self) -> bool:
+        return self.source.fixed
+
+    @property
+    def once(self) -> bool:
+        return self.source.once
+
+    @property
+    def overlap(self) -> int:
+        return self.source.overlap
+
+    @property
+    def roots(self) -> frozenset[int]:
+        return self.source.roots

@@ -15,6 +15,7 @@ from ...core.reading import OnError, raise_it
 from ...core.source import Positional
 
 _MOST_AHEAD_BYTES = 256 * 2**20
+_LARGE = 1 << 20
 
 
 class Options(NamedTuple):
@@ -45,10 +46,16 @@ class Options(NamedTuple):
         return decide
 
     def threads(self, source: Positional[Any]) -> int:
-        """How many workers there are: none if reading is not worth one."""
+        """How many workers there are: none if reading is not worth one.
+
+        One vectorised read of a small batch takes less than handing it over; one of megabytes
+        takes longer, and a second thread would only wait for the same memory.
+        """
         if self.workers is not None:
             return self.workers
-        return 0 if source.quick and self.timeout is None else min(4, os.cpu_count() or 1)
+        if not source.quick or self.timeout is not None:
+            return min(4, os.cpu_count() or 1)
+        return 1 if batch_bytes(source) >= _LARGE else 0
 
     def ahead(self, source: Positional[Any], threads: int) -> int:
         """How many batches are read ahead."""
@@ -57,8 +64,12 @@ class Options(NamedTuple):
         batch = source.plan.batch
         if source.ahead:
             return max(2, -(-source.ahead // batch))
-        size = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(source.element_spec()))
-        return max(2, min(2 * threads, _MOST_AHEAD_BYTES // max(size, 1)))
+        return max(2, min(2 * threads, _MOST_AHEAD_BYTES // max(batch_bytes(source), 1)))
+
+
+def batch_bytes(source: Positional[Any]) -> int:
+    """The size of what a step gives."""
+    return sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(source.element_spec()))
 
 
 def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> Options:
