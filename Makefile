@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+BENCH := .venv-bench/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
@@ -38,10 +39,14 @@ lint: $(INSTALLED) ## Check style and formatting
 types: $(INSTALLED) ## Check types
 	$(BIN)/pyright
 
-bench: $(INSTALLED) ## Print all figures (cyreal is installed as the peer)
-	$(BIN)/pip install --quiet --disable-pip-version-check cyreal==0.2.1
-	for script in import_time start_up captured gather_rows flip_and_crop in_memory combined windows; do \
-		$(BIN)/python benchmarks/$$script.py || exit 1; done
+bench: pyproject.toml ## Print all figures; the peers are installed in .venv-bench
+	$(PYTHON) -m venv .venv-bench
+	$(BENCH)/pip install --quiet --disable-pip-version-check --editable . cyreal==0.2.1 pillow
+	-$(BENCH)/pip install --quiet --disable-pip-version-check grain spdl
+	-$(BENCH)/pip install --quiet --disable-pip-version-check torch
+	for script in import_time start_up captured gather_rows flip_and_crop in_memory combined windows \
+		host_memmap host_small_batches host_photos host_scan; do \
+		$(BENCH)/python benchmarks/$$script.py || exit 1; done
 
 clean: ## Remove .venv and caches
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench .pytest_cache .ruff_cache .hypothesis

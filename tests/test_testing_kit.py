@@ -329,3 +329,22 @@ def test_trees_that_differ_are_told_apart(one: Any, two: Any, match: str) -> Non
 
 def test_floats_may_differ_in_the_last_bits() -> None:
     assert_same(np.float32(1), np.nextafter(np.float32(1), np.float32(2)), "nearly one")
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        cereal.HostMapTransform(lambda e: {**e, "image": e["image"] // 2}),
+        cereal.HostRandomMapTransform(lambda e, rng: {**e, "label": e["label"] + rng.integers(9)}),
+        cereal.HostFilterTransform(lambda e: e["label"] % 2 == 1),
+    ],
+    ids=["map", "random map", "filter"],
+)
+def test_host_transforms_pass_the_kit(transform: Any) -> None:
+    check_transform(transform)
+
+
+def test_a_host_map_that_remembers_fails_the_kit() -> None:
+    calls = iter(range(10**6))
+    with pytest.raises(AssertionError):
+        check_transform(cereal.HostMapTransform(lambda e: {**e, "call": next(calls)}))

@@ -40,7 +40,7 @@ def _routed(source: Positional[Any], words: Any, remainder: Any, steps: int) -> 
     return source.route(rows), words
 
 
-def stripped(source: Positional[Any]) -> Any:
+def stripped(source: Source[Any]) -> Any:
     """The source without its data on the host.
 
     What is compiled needs only its structure: so one program serves all loaders of that structure,

@@ -87,6 +87,8 @@ class HostIterator(PositionalIterator[T]):
             self._track = self._close = None
 
     def __next__(self) -> tuple[T, Mask]:
+        for number in [number for number in self._made if number < self._handed]:
+            del self._made[number]  # the user has it
         if self._failed is not None:
             error, self._failed = self._failed, None
             raise error
@@ -96,8 +98,6 @@ class HostIterator(PositionalIterator[T]):
         if not self._plainly and self._left != 1:
             self._look_ahead(step + 1)
         pair = self._with_living_mask(self._made[step])
-        for number in [number for number in self._made if number < step]:
-            del self._made[number]
         self._bar.update()
         return (pair, self._hand_out(step))[0]
 
