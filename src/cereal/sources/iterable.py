@@ -31,7 +31,8 @@ class IterableSource(ByElement[Any]):
     takes an argument, it is the number of the epoch.
 
     `length` is the number of elements; without it an epoch ends when the iterator does: the last
-    batch is padded and masked, and `scan_epoch` needs `steps=`.
+    batch is padded and masked, `scan_epoch` needs `steps=`, and `next_batch`, which cannot know of
+    the end, gives masked batches behind it.
 
     >>> import cereal
     >>> def squares():
