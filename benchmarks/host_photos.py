@@ -135,7 +135,8 @@ def bare_threads(paths: list[str], batch: int) -> Callable[[], Iterable[Any]]:
 def ours(paths: list[str], batch: int) -> Callable[[], Iterable[Any]]:
     source = DiskSampleSource(len(paths), paths.__getitem__)
     stages = [HostMapTransform(decode), HostRandomMapTransform(crop), BatchTransform(batch)]
-    loader = DataLoader([source, *stages], workers=WORKERS)
+    # As many batches ahead as torch has by default: two a worker.
+    loader = DataLoader([source, *stages], workers=WORKERS, prefetch=2 * WORKERS)
 
     def epoch() -> Iterable[Any]:
         for images, _ in loader.iterate(loader.init_state(next(seeds)), epochs=1):
