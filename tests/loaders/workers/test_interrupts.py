@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import linecache
+import ast
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -13,32 +14,41 @@ from tests.loaders.workers.reading import chunks, loader_of, numbers, within
 from cereal.loaders import host_iterator, iterator
 from cereal.loaders.workers import track
 
-pytestmark = [
-    pytest.mark.slow,
-    # From 3.12 on a tracer may raise behind the body of a `with`, where no signal can.
-    pytest.mark.skipif(
-        sys.version_info >= (3, 12), reason="a tracer interrupts where Ctrl-C cannot"
-    ),
-]
+pytestmark = pytest.mark.slow
 
-FILES = {module.__file__ for module in (host_iterator, iterator, track)}
 N, BATCH = 24, 4
 
 
+def edges_of_with(path: str) -> set[int]:
+    """Lines where a `with` begins or ends, and the first of its body.
+
+    Signals are not looked at between taking a lock and what gives it back, but a tracer is called
+    there: at the line of the `with` when it ends, and from Python 3.12 on an error that it raises
+    at the first line of the body counts as one before it.
+    """
+    nodes = ast.walk(ast.parse(Path(path).read_text()))
+    found = [node for node in nodes if isinstance(node, ast.With)]
+    return {line for node in found for line in (node.lineno, node.body[0].lineno)}
+
+
+EDGES = {
+    str(each.__file__): edges_of_with(str(each.__file__))
+    for each in (host_iterator, iterator, track)
+}
+
+
 class Interrupt:
-    """Raises KeyboardInterrupt before the `count`th line that this thread runs in FILES."""
+    """Raises KeyboardInterrupt before the `count`th line that this thread runs in these files."""
 
     def __init__(self, count: int) -> None:
         self.left = count
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code.co_filename not in FILES:
+        if frame.f_code.co_filename not in EDGES:
             return None
         if event == "line":
-            # Not where a `with` ends: signals are not looked at between its body and its end.
-            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-            self.left -= not line.lstrip().startswith("with ")
+            self.left -= frame.f_lineno not in EDGES[frame.f_code.co_filename]
             if self.left == 0 and not self.where:
                 self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
                 raise KeyboardInterrupt
