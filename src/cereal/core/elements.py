@@ -11,6 +11,7 @@ import numpy as np
 from .execute import read_fetched
 from .rows import host_rows_at
 from .source import IndexedSource
+from .spec import Spec
 
 _MOST_BYTES = 16 * 2**20
 _MOST_PROGRAMS = 4
@@ -42,7 +43,7 @@ def _program_size(n: int, sizes: set[int]) -> int:
 
 def chunks_of(source: IndexedSource[Any], indices: np.ndarray) -> Iterator[np.ndarray]:
     """The indices in chunks of elements that fit a few megabytes."""
-    size = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(source.element_spec()))
+    size = Spec(source.element_spec()).nbytes
     most = 1 << max(4, (_MOST_BYTES // max(size, 1)).bit_length() - 1)
     for begin in range(0, len(indices), most):
         yield indices[begin : begin + most]

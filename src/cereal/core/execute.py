@@ -20,6 +20,7 @@ import numpy as np
 from .callback import raise_kept, raising
 from .capture import eager, is_concrete, resolve
 from .host_data import HostData, identity_on_host
+from .spec import Spec
 
 if TYPE_CHECKING:
     from .rows import Rows
@@ -101,29 +102,24 @@ class Delivery:
 
     def __init__(self, source: Positional[Any]) -> None:
         self._source, self._stripped = source, stripped(source)
-        size = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(source.element_spec()))
-        self._large = size >= _LARGE
+        self._large = Spec(source.element_spec()).nbytes >= _LARGE
 
     def __call__(self, rows: Rows, *, masked: bool) -> tuple[Any, Any]:
-        found = self._source.passes(rows)
-        if found is not None and not self._large and not (masked or self._source.masks):
-            values, mask = _hand_over(found.values), None
-            found = None
-        elif found is None or not self._large:
-            values, mask = _read(self._stripped, rows, masked)
-            found = None
+        masked = masked or self._source.masks
+        found, placement = self._source.passes(rows), self._source.placement
+        if found is not None and self._large:
+            mask = _mask(found, rows) if masked else None
+            return jax.device_put((found.values, mask), placement)
+        if found is not None and not masked:
+            made = _hand_over(found.values), None
         else:
-            values, mask = found.values, self._mask(found, rows, masked)
-            values, mask = jax.device_put((values, mask), self._source.placement)
-        if self._source.placement is not None and found is None:
-            return place((values, mask), self._source.placement)
-        return values, mask
+            made = _read(self._stripped, rows, masked)
+        return made if placement is None else place(made, placement)
 
-    def _mask(self, found: Any, rows: Rows, masked: bool) -> Any:
-        if not (masked or self._source.masks):
-            return None
-        mask = np.ones(rows.index.shape, np.bool_) if found.mask is None else found.mask
-        return mask if rows.valid is None else mask & rows.valid
+
+def _mask(found: Any, rows: Rows) -> Any:
+    mask = np.ones(rows.index.shape, np.bool_) if found.mask is None else found.mask
+    return mask if rows.valid is None else mask & rows.valid
 
 
 def _next_on_host(source: Positional[Any], state: Any) -> tuple[Any, Any, Any]:

@@ -9,6 +9,7 @@ Host stages come first, compiled stages after; between them is the seam.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -18,6 +19,7 @@ from .errors import CerealError, PipelineError
 from .function import Function, takes_second
 from .host import Fetched, HostIndexed, HostNode
 from .host_data import HostFunction
+from .promise import check_per_element
 from .pytree import pytree_dataclass, set_copy, static_field
 from .reading import READ_ONLY, SKIPPED, is_read_only, reading
 from .rows import Rows
@@ -25,7 +27,7 @@ from .source import IndexedSource, Positional, Source
 from .spec import Spec, format_spec
 from .stage import Transform
 from .taken import Taken, as_arrays, check_arrays, leaves_of, spec_of_element
-from .wrapper import IndexedWrapper, PositionalWrapper
+from .wrapper import IndexedWrapper, PositionalWrapper, StageWrapper
 
 T_co = TypeVar("T_co", covariant=True)
 Words = Any  # the two words of a random key per lane, or None
@@ -118,17 +120,6 @@ def repeated(element: Any, lanes: tuple[int, ...]) -> Any:
     return jax.tree.unflatten(spec.structure, stacked)
 
 
-def check_per_element(sample: Any, lanes: tuple[int, ...], label: str) -> None:
-    """A stage that works on the elements of a batch needs values per element."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(sample)[0]:
-        if leaf.shape[: len(lanes)] != lanes:
-            name = "batch" + jax.tree_util.keystr(path)
-            raise PipelineError(
-                f"{label} works on elements, but `{name}` of shape {leaf.shape} is one value for a "
-                f"whole batch of {lanes}; put this stage before the one that makes it."
-            )
-
-
 def in_short(error: BaseException) -> str:
     """The first line of an error, and what is known about it."""
     first = str(error).strip().partition("\n")[0]
@@ -209,15 +200,8 @@ def _first_compiled(source: Any) -> str:
     return found
 
 
-class _HostStaged(PositionalWrapper[T_co], HostNode[T_co]):
+class _HostStaged(StageWrapper[T_co], HostNode[T_co]):
     """What both kinds share."""
-
-    source: Any
-    stage: Any
-
-    @property
-    def label(self) -> str:
-        return self.stage.label
 
     @property
     def host(self) -> bool:
@@ -226,14 +210,6 @@ class _HostStaged(PositionalWrapper[T_co], HostNode[T_co]):
     @property
     def quick(self) -> bool:
         return False
-
-    @property
-    def random_stages(self) -> int:
-        return self.source.random_stages + self.stage.random
-
-    @property
-    def masks(self) -> bool:
-        return self.source.masks or self.stage.changes_mask
 
     @property
     def masks_on_host(self) -> bool:
@@ -283,12 +259,25 @@ class HostBatchNode(PositionalWrapper[T_co], HostNode[T_co]):
             values, keep = self.produce(rows)
             return rows.replaced(below=Fetched(values, self._mask(keep, shape)))
         found = reading().spread(list(np.ndindex(*extra)), lambda at: self.produce(rows[at]))
-        values = jax.tree.map(lambda *parts: _stacked(parts, extra), *(value for value, _ in found))
-        keep = None
-        if any(mask is not None for _, mask in found):
-            full = np.ones(self.lanes, np.bool_)
-            keep = _stacked([full if mask is None else mask for _, mask in found], extra)
+        values, keep = stack_batches(found, self.lanes)
+        values = _reshaped(values, 1, extra)
         return rows.replaced(below=Fetched(values, self._mask(keep, shape)))
+
+    def _made(self, rows: Rows, mask: Any, make: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
+        """The batch and mask that `make` gives, as arrays of our own; if it raises, what stands
+        in for the batch (with the mask as it was), or zeros without a real element."""
+        here = reading()
+        with here.at(self.label, rows):
+            try:
+                if here.doomed:
+                    here.check_doomed()
+                made, mask = make()
+                return jax.tree.map(here.own, as_arrays(made, self.spec)), mask
+            except Exception as error:
+                made = here.failed(error)
+            if made is SKIPPED:
+                return self.spec.zeros(), np.zeros(self.lanes, np.bool_)
+            return jax.tree.map(here.own, as_arrays(made, self.spec)), mask
 
 
 @pytree_dataclass
@@ -304,27 +293,25 @@ class HostBatchStage(_HostStaged[T_co], HostBatchNode[T_co]):
         return as_arrays(made, self.spec)
 
     def produce(self, rows: Rows) -> tuple[Any, Any]:
-        here = reading()
         values, mask = self.source.produce(rows)
-        with here.at(self.label, rows):
-            try:
-                if here.doomed:
-                    here.check_doomed()
-                made, mask = self.stage.on_batch(values, mask, rows, self._words(rows), self.spec)
-                return jax.tree.map(here.own, as_arrays(made, self.spec)), mask
-            except Exception as error:
-                made = here.failed(error)  # of a batch: what stands in is a batch
-            if made is not SKIPPED:
-                return jax.tree.map(here.own, as_arrays(made, self.spec)), mask
-        zeros = [np.zeros(s.shape, s.dtype) for s in self.spec.leaves]
-        return jax.tree.unflatten(self.spec.structure, zeros), np.zeros(self.lanes, np.bool_)
+        words = self._words(rows)
+        make = lambda: self.stage.on_batch(values, mask, rows, words, self.spec)  # noqa: E731
+        return self._made(rows, mask, make)
 
 
 def _reshaped(tree: Any, axes: int, shape: tuple[int, ...]) -> Any:
     return jax.tree.map(lambda x: x.reshape((*shape, *x.shape[axes:])), tree)
 
 
-def _stacked(parts: Any, extra: tuple[int, ...]) -> np.ndarray:
+def stack_batches(found: list[tuple[Any, Any]], lanes: tuple[int, ...]) -> tuple[Any, Any]:
+    """Several batches and masks as one, with one more axis."""
+    values = jax.tree.map(lambda *parts: _stacked(parts), *(value for value, _ in found))
+    if all(mask is None for _, mask in found):
+        return values, None
+    full = np.ones(lanes, np.bool_)
+    return values, _stacked([full if mask is None else mask for _, mask in found])
+
+
+def _stacked(parts: Any) -> np.ndarray:
     out = reading().empty((len(parts), *parts[0].shape), parts[0].dtype)
-    np.stack(parts, out=out)
-    return out.reshape((*extra, *parts[0].shape))
+    return np.stack(parts, out=out)

@@ -74,3 +74,14 @@ def as_built(stage: Stage[Any, Any], values: Any, spec: Spec, drop: int) -> Any:
             f"its result must depend on nothing but its arguments."
         )
     return values
+
+
+def check_per_element(sample: Any, lanes: tuple[int, ...], label: str) -> None:
+    """A stage that works on the elements of a batch needs values per element."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(sample)[0]:
+        if leaf.shape[: len(lanes)] != lanes:
+            name = "batch" + jax.tree_util.keystr(path)
+            raise PipelineError(
+                f"{label} works on elements, but `{name}` of shape {leaf.shape} is one value for a "
+                f"whole batch of {lanes}; put this stage before the one that makes it."
+            )

@@ -31,6 +31,16 @@ class Spec:
             jax.tree.map(lambda s: jax.ShapeDtypeStruct((size, *s.shape), s.dtype), self.tree)
         )
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in self.leaves)
+
+    def zeros(self) -> Any:
+        """A tree of NumPy arrays of zeros."""
+        zeros = [np.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves]
+        return jax.tree.unflatten(self.structure, zeros)
+
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True

@@ -22,7 +22,7 @@ from .source import Mask
 from .spec import Spec
 from .state import key_words
 from .threefry import STAGE, threefry
-from .wrapper import IndexedWrapper, PositionalWrapper, Wrapper
+from .wrapper import IndexedWrapper, StageWrapper, Wrapper
 
 if TYPE_CHECKING:
     from .stage import Stage
@@ -52,16 +52,8 @@ class _Staged(Wrapper[T_co]):
         return self.stage.placement or self.source.placement
 
 
-class _StagedRows(_Staged[T_co], PositionalWrapper[T_co]):
+class _StagedRows(_Staged[T_co], StageWrapper[T_co]):
     """A stage over an indexed pipeline."""
-
-    @property
-    def random_stages(self) -> int:
-        return self.source.random_stages + self.stage.random
-
-    @property
-    def masks(self) -> bool:
-        return self.source.masks or self.stage.changes_mask
 
     def _keys(self, rows: Rows) -> Any:
         return rows.element_keys(self.source.random_stages) if self.stage.random else None

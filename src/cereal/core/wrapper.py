@@ -105,10 +105,26 @@ class PositionalWrapper(Wrapper[T_co], Positional[T_co]):
         return self.source.fetch(rows)
 
 
-class IndexedWrapper(PositionalWrapper[T_co], IndexedSource[T_co]):
-    """A stage before batching: an indexed source, with as many elements as the one below."""
+class StageWrapper(PositionalWrapper[T_co]):
+    """A stage over an indexed pipeline, compiled or on the host."""
 
     stage: Any
+
+    @property
+    def label(self) -> str:
+        return self.stage.label
+
+    @property
+    def random_stages(self) -> int:
+        return self.source.random_stages + self.stage.random
+
+    @property
+    def masks(self) -> bool:
+        return self.source.masks or self.stage.changes_mask
+
+
+class IndexedWrapper(StageWrapper[T_co], IndexedSource[T_co]):
+    """A stage before batching: an indexed source, with as many elements as the one below."""
 
     def __len__(self) -> int:
         return len(self.source)

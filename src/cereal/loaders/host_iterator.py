@@ -180,5 +180,5 @@ class HostIterator(PositionalIterator[T]):
 
 
 def _abandon(track: Any) -> None:
-    with contextlib.suppress(Exception):
-        getattr(track, "abandon", track.close)()
+    with contextlib.suppress(Exception):  # the interpreter may be at its end
+        track.abandon()

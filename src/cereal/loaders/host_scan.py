@@ -20,10 +20,11 @@ import numpy as np
 
 from ..core.execute import stripped
 from ..core.position import Remainder, starts
+from ..core.spec import Spec
 from ..core.state import PipelineState, host_words, make_words
 from .epoch_scan import chunk_steps
+from .read_ahead import MOST_BYTES
 
-MOST_BYTES = 64 * 2**20
 MOST_STEPS = 16
 
 
@@ -36,7 +37,7 @@ def scan_host(
     remainder: Remainder | None = None,
 ) -> tuple[Any, Any, Any]:
     """Runs `program(source, rows, carry)` over the rows of the next `steps` steps."""
-    size = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(source.element_spec()))
+    size = Spec(source.element_spec()).nbytes
     chunk = chunk_steps(steps, max(1, min(MOST_STEPS, MOST_BYTES // max(size, 1))))
     whole, rest = divmod(steps, chunk)
     key0, key1, epoch, offset = host_words(state)

@@ -17,6 +17,7 @@ from ..core.capture import resolve
 from ..core.execute import place
 from ..core.rows import Rows
 from ..core.source import Positional
+from ..core.spec import Spec
 
 MOST_BYTES = 64 * 2**20
 # Compiling a program for many batches takes a fraction of a second more: it must pay.
@@ -60,7 +61,7 @@ def batches_per_call(source: Positional[Any]) -> int:
     """How many batches one call may make: bounded in memory, and few past the end of an epoch."""
     # A GPU's calls cost more, and without user functions its programs compile quickly.
     batches = 32 if source.light and jax.default_backend() != "cpu" else 16
-    size = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(source.element_spec()))
+    size = Spec(source.element_spec()).nbytes
     steps = source.steps_per_epoch
     most = max(1, min(batches, steps, MOST_BYTES // max(size, 1)))
     return min(range(most, most // 2, -1), key=lambda count: -steps % count)

@@ -75,7 +75,7 @@ class _Live:
         except Exception as error:
             if inspect.isgenerator(self.iterator):
                 error.add_note("cereal: a generator cannot go on after an error.")
-                raise _DeadError(self.epoch, self.position) from error
+                raise _Dead(self.epoch, self.position) from error
             self.position += 1
             raise
         self.position += 1
@@ -87,8 +87,6 @@ class _Live:
                 self.next()
             except StopIteration:
                 return
-            except _DeadError:
-                raise
             except Exception:  # of an element that nobody asked for
                 continue
 
@@ -126,8 +124,8 @@ class StreamData(ElementData):
             self.sample = live.next()
         except StopIteration:
             raise PipelineError(f"{label}: the iterator gave no element at all.") from None
-        except Exception as error:
-            cause = error.__cause__ if isinstance(error, _DeadError) else error
+        except (Exception, _Dead) as error:
+            cause = error.__cause__ if isinstance(error, _Dead) else error
             message = str(cause).strip().partition("\n")[0]
             raise PipelineError(
                 f"{label} failed on its first element: {type(cause).__name__}: {message}"
@@ -148,19 +146,13 @@ class StreamData(ElementData):
         with self._lock:
             for lane, at in enumerate(zip(epochs, positions, strict=True)):
                 try:
-                    value = at_element(label, rows, lane, lambda at=at: self._asked(at))
+                    value = at_element(label, rows, lane, lambda at=at: self._element(at))
                 except _Dead as dead:
                     raise dead.reported(label, rows) from None
                 values.append(value)
             self._mark(epochs[-1])
         keep = np.array([value is not SKIPPED for value in values])
         return Taken(len(values), one=values.__getitem__, keep=keep)
-
-    def _asked(self, at: tuple[int, int]) -> Any:
-        try:
-            return self._element(at)
-        except _DeadError as error:
-            raise _Dead(error) from None
 
     def _element(self, at: tuple[int, int]) -> Any:
         if at in self._held:
@@ -179,7 +171,7 @@ class StreamData(ElementData):
                 return live.next()
         except StopIteration:
             return self._ended(live)
-        except _DeadError:
+        except _Dead:
             self._live.remove(live)
             raise
         return self._ended(live)
@@ -191,7 +183,7 @@ class StreamData(ElementData):
                 f"IterableSource: the iterator ended after {live.position} elements, and `length` "
                 f"says {self.length}; correct it, or leave it out."
             )
-            raise _DeadError(live.epoch, live.position) from error
+            raise _Dead(live.epoch, live.position) from error
         self._ends[live.epoch] = live.position
         return SKIPPED
 
@@ -284,8 +276,11 @@ class StreamData(ElementData):
         return _again, (self.make, self.length, self.with_epoch, self.sample, self.no_bookmark)
 
 
-class _DeadError(Exception):
-    """An iterator gives nothing more, and no policy can skip that; its cause is the error."""
+class _Dead(BaseException):
+    """An iterator gives nothing more; its cause is the error.
+
+    No `Exception`, so that it passes the policies for errors: none of them can skip it.
+    """
 
     def __init__(self, epoch: int, position: int) -> None:
         super().__init__()
@@ -298,14 +293,6 @@ class _DeadError(Exception):
         key = (int(rows.key[0]), int(rows.key[1]))
         annotate(cause, Failed(label, self.place[1], self.place[0], key))
         return cause
-
-
-class _Dead(BaseException):
-    """The same on its way past the policies for errors."""
-
-    def __init__(self, error: _DeadError) -> None:
-        super().__init__()
-        self.reported = error.reported
 
 
 def _again(make: Any, length: Any, with_epoch: bool, sample: Any, bookmark: Any) -> StreamData:

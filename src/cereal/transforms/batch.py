@@ -13,7 +13,7 @@ import numpy as np
 from ..core.errors import PipelineError
 from ..core.execute import run_next
 from ..core.host_data import HostFunction
-from ..core.host_stage import as_host_function, below_host_stage, in_short
+from ..core.host_stage import as_host_function, below_host_stage, in_short, stack_batches
 from ..core.numbers import as_whole
 from ..core.position import Remainder, steps_in
 from ..core.pytree import pytree_dataclass, set_fields, static_field
@@ -159,15 +159,6 @@ def _as_collate(collate: Any) -> HostFunction:
 
 def _repeated(tree: Any, size: int) -> Any:
     return jax.tree.map(lambda x: np.broadcast_to(x, (size, *x.shape)), tree)
-
-
-def stack_batches(found: list[tuple[Any, Any]], lanes: tuple[int, ...]) -> tuple[Any, Any]:
-    """Several batches as one, with one more axis."""
-    values = jax.tree.map(lambda *parts: np.stack(parts), *(value for value, _ in found))
-    if all(mask is None for _, mask in found):
-        return values, None
-    full = np.ones(lanes, np.bool_)
-    return values, np.stack([full if mask is None else mask for _, mask in found])
 
 
 def _check_fits(lanes: tuple[int, ...], n: int) -> None:

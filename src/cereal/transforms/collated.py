@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import jax
-import numpy as np
-
 from ..core.errors import PipelineError
 from ..core.host_stage import HostBatchNode
 from ..core.position import Remainder
 from ..core.pytree import pytree_dataclass, static_field
-from ..core.reading import SKIPPED, reading
+from ..core.reading import SKIPPED
 from ..core.rows import Rows
 from ..core.spec import Spec
 from ..core.taken import as_arrays, check_arrays, protected, spec_of_element
@@ -49,30 +46,17 @@ class CollatedBatches(HostBatchNode[T_co]):
 
     def produce(self, rows: Rows) -> tuple[Any, Any]:
         taken = self.source.produce(rows).listed(rows)
-        keep, here = taken.keep, reading()
+        keep = taken.keep
         elements = [taken.element(lane) for lane in range(taken.n)]
         if keep is not None and not keep.all():
             filler = self.source.filler()
             if filler is None:
                 filler = next((e for e in elements if e is not SKIPPED), None)
             if filler is None:
-                return self._zeros(), keep
+                return self.spec.zeros(), keep
             elements = [filler if e is SKIPPED else e for e in elements]
-        with here.at(self.label, rows):
-            try:
-                if here.doomed:
-                    here.check_doomed()
-                made = collate_as_arrays(self.batch, elements, self.spec)
-                return jax.tree.map(here.own, made), keep
-            except Exception as error:
-                made = here.failed(error)
-            if made is SKIPPED:
-                return self._zeros(), np.zeros(self.lanes, np.bool_)
-            return jax.tree.map(here.own, as_arrays(made, self.spec)), keep
-
-    def _zeros(self) -> Any:
-        zeros = [np.zeros(s.shape, s.dtype) for s in self.spec.leaves]
-        return jax.tree.unflatten(self.spec.structure, zeros)
+        make = lambda: (collate_as_arrays(self.batch, elements, self.spec), keep)  # noqa: E731
+        return self._made(rows, keep, make)
 
 
 def collate_as_arrays(batch: Any, elements: list[Any], promised: Spec | None) -> Any:

@@ -9,6 +9,7 @@ import jax
 
 from ..core.errors import PipelineError
 from ..core.function import Function, as_function, takes_second
+from ..core.promise import check_per_element
 from ..core.pytree import pytree_dataclass, set_fields
 from ..core.stage import Stage
 
@@ -50,14 +51,7 @@ class RandomMapTransform(Stage[Any, B], Generic[B]):
         return f"RandomMapTransform({self.fn.name})"
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
-        for path, leaf in jax.tree_util.tree_flatten_with_path(values)[0]:
-            if leaf.shape[: len(lanes)] != lanes:
-                name = "batch" + jax.tree_util.keystr(path)
-                raise PipelineError(
-                    f"{self.label} works on elements, but `{name}` of shape {leaf.shape} is one "
-                    f"value for a whole batch of {lanes}; put this stage before the one that "
-                    f"makes it."
-                )
+        check_per_element(values, lanes, self.label)
         fn: Callable[..., Any] = self.fn
         for _ in lanes:
             fn = jax.vmap(fn)

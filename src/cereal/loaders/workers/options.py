@@ -7,12 +7,11 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-
 from ...core.errors import PipelineError
 from ...core.numbers import as_whole
 from ...core.reading import OnError, raise_it
 from ...core.source import Positional
+from ...core.spec import Spec
 
 _MOST_AHEAD_BYTES = 256 * 2**20
 _LARGE = 1 << 20
@@ -55,7 +54,7 @@ class Options(NamedTuple):
             return self.workers
         if not source.quick or self.timeout is not None:
             return min(4, os.cpu_count() or 1)
-        return 1 if batch_bytes(source) >= _LARGE else 0
+        return 1 if Spec(source.element_spec()).nbytes >= _LARGE else 0
 
     def ahead(self, source: Positional[Any], threads: int) -> int:
         """How many batches are read ahead."""
@@ -64,12 +63,8 @@ class Options(NamedTuple):
         batch = source.plan.batch
         if source.ahead:
             return max(2, -(-source.ahead // batch))
-        return max(2, min(2 * threads, _MOST_AHEAD_BYTES // max(batch_bytes(source), 1)))
-
-
-def batch_bytes(source: Positional[Any]) -> int:
-    """The size of what a step gives."""
-    return sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(source.element_spec()))
+        size = Spec(source.element_spec()).nbytes
+        return max(2, min(2 * threads, _MOST_AHEAD_BYTES // max(size, 1)))
 
 
 def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> Options:

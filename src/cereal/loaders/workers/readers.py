@@ -59,10 +59,6 @@ class Readers(HostData):
         """How many elements were left out because of errors."""
         return self._skips.count
 
-    def inline_reading(self) -> Reading:
-        """How the caller's thread reads."""
-        return Reading(self._policy, self._buffers)
-
     def track(
         self,
         source: Positional[Any],

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import jax
 
 from ...core.pytree import pytree_dataclass, static_field
-from ...core.reading import reading_as
 from ...core.rows import Rows
 from ...core.source import Positional
 from ...core.wrapper import PositionalWrapper
@@ -43,8 +42,7 @@ class Seam(PositionalWrapper[T_co]):
     def fetch(self, rows: Rows) -> Rows:
         if isinstance(rows.index, jax.ShapeDtypeStruct):
             return self.source.fetch(rows)
-        with reading_as(self.readers.inline_reading()):
-            return self.source.fetch(rows)
+        return self.readers.fetch_now(self.source, rows, in_program=False)
 
     def next_rows(self, words: Any) -> tuple[Rows, Any]:
         if not self.readers.threads:

@@ -350,6 +350,9 @@ class InlineTrack:
         with reading_as(self._reading):
             return self._fetch(self._rows_of(step))
 
+    def abandon(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
