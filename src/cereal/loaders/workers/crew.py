@@ -78,7 +78,9 @@ class Crew:
             self._told = self._idle
             self._work.notify_all()
         end = time.monotonic() + _JOIN
-        for thread in leaving - {threading.current_thread()}:
+        if threading.current_thread() in leaving:  # the garbage collector runs in a worker
+            return
+        for thread in leaving:
             thread.join(max(0.0, end - time.monotonic()))
         hung = {thread for thread in leaving if thread.is_alive()}
         if hung:
