@@ -21,6 +21,7 @@ from .core import Bootstrap as Bootstrap
 from .core import CaptureWarning as CaptureWarning
 from .core import CerealError as CerealError
 from .core import ClassBalanced as ClassBalanced
+from .core import DatasetError as DatasetError
 from .core import IndexedSource as IndexedSource
 from .core import PipelineError as PipelineError
 from .core import PipelineState as PipelineState
@@ -32,7 +33,17 @@ from .core import WeightedSampling as WeightedSampling
 from .core import masked_mean as masked_mean
 from .core import pytree_dataclass as pytree_dataclass
 from .core import static_field as static_field
+from .datasets import CelebADataset as CelebADataset
+from .datasets import CIFAR10Dataset as CIFAR10Dataset
+from .datasets import CIFAR100Dataset as CIFAR100Dataset
+from .datasets import DailyMinTemperaturesDataset as DailyMinTemperaturesDataset
 from .datasets import DigitsDataset as DigitsDataset
+from .datasets import EMNISTDataset as EMNISTDataset
+from .datasets import FashionMNISTDataset as FashionMNISTDataset
+from .datasets import KMNISTDataset as KMNISTDataset
+from .datasets import MNISTDataset as MNISTDataset
+from .datasets import MNISTDiskSource as MNISTDiskSource
+from .datasets import SunspotsDataset as SunspotsDataset
 from .device import dataset_to_jax as dataset_to_jax
 from .loaders import BatchIterator as BatchIterator
 from .loaders import DataLoader as DataLoader

@@ -3,7 +3,8 @@
     CerealError
     ├── PipelineError (ValueError)   a pipeline that cannot be built, or a stage that broke its word
     ├── UsageError    (TypeError)    a call that cannot mean anything, with the line to write
-    └── StateError    (ValueError)   a state or key that does not belong to this pipeline
+    ├── StateError    (ValueError)   a state or key that does not belong to this pipeline
+    └── DatasetError  (OSError)      files of a dataset that cannot be had, or are damaged
 
     CaptureWarning    (UserWarning)  a large dataset is being written into a compiled program
 
@@ -54,6 +55,20 @@ class StateError(CerealError, ValueError):
     >>> cereal.DataLoader(cereal.RangeSource(5)).next_batch(state)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     cereal.StateError: the state belongs to another pipeline: it has length=4, this one has ...
+    """
+
+
+class DatasetError(CerealError, OSError):
+    """Files of a dataset that cannot be had, or are not what they should be.
+
+    >>> import cereal, pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp()) / "mnist"
+    >>> folder.mkdir()
+    >>> for name in ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"):
+    ...     _ = (folder / name).write_bytes(b"<html>")
+    >>> cereal.MNISTDataset("test", folder.parent, verify=False)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    cereal.DatasetError: ...t10k-images-idx3-ubyte.gz is no IDX file: it begins with 3c68746d...
     """
 
 

@@ -7,8 +7,9 @@ of 36. The data is not copied for it: the words are another view of the same mem
     uint8[60000,28,28]  =view=  uint32[60000,196]  --gather-->   uint32[128,196]
                                                    --bitcast-->  uint8[128,28,28]
 
-It pays for images of one channel, of 16x16 to 48x48 bytes. Rows of one axis, longer rows and rows
-whose last axis is no whole number of words (colours) are gathered as fast or faster as they are.
+It pays for images of one channel, of 16x16 to 48x48 bytes, whether or not the channel is an axis.
+Rows of one axis, longer rows and rows whose last axis is no whole number of words (colours) are
+gathered as fast or faster as they are.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def worth_packing(array: Any) -> bool:
     dtype = np.dtype(array.dtype)
     if dtype not in (np.uint8, np.int8, np.uint16, np.int16) or sys.byteorder != "little":
         return False
-    whole_words = array.ndim >= 3 and array.shape[-1] * dtype.itemsize % 4 == 0
+    shape = array.shape[:-1] if array.shape[-1:] == (1,) else array.shape
+    whole_words = len(shape) >= 3 and shape[-1] * dtype.itemsize % 4 == 0
     row_bytes = math.prod(array.shape[1:]) * dtype.itemsize
     if not whole_words or not _LEAST_ROW_BYTES <= row_bytes < _MOST_ROW_BYTES:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -130,10 +131,20 @@ class _Dataset(ElementData):
         return _Dataset, (self.dataset,)
 
 
+class InMemoryDataset(ABC):
+    """A dataset that is arrays; first in a loader's list, it is an `ArraySampleSource`."""
+
+    @abstractmethod
+    def as_array_dict(self) -> dict[str, np.ndarray]:
+        """All elements, as arrays by name."""
+
+
 def as_source(value: Any) -> Any:
     """The source that this data is: arrays, arrays in files, or a dataset; None: no data."""
     if isinstance(value, type) or (callable(value) and not is_dataset(value)):
         return None
+    if isinstance(value, InMemoryDataset):
+        return ArraySampleSource(value.as_array_dict(), ordering="sequential")
     # A list is a list of elements, and may be long.
     leaves = [] if isinstance(value, list) else jax.tree.leaves(value)
     arrays = bool(leaves) and all(_is_array(leaf) for leaf in leaves)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.host import HostIndexed
+from ..core.numbers import as_whole
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
 from ..core.pytree import pytree_dataclass, set_fields, static_field
@@ -33,7 +34,8 @@ class MemmapSource(HostIndexed[Any]):
 
     `data` is one `.npy` file, a folder of them (as `save_arrays` writes it, or any folder: a dict
     by the names of the files), or a tree of arrays as `np.load(path, mmap_mode="r")` opens them.
-    Files are opened read-only, and never unpickled.
+    Files are opened read-only, and never unpickled. `prefetch_size` elements are read ahead, if
+    a worker reads; None leaves it to the loader.
 
     >>> import cereal, numpy as np, tempfile
     >>> folder = tempfile.mkdtemp() + "/digits"
@@ -47,9 +49,18 @@ class MemmapSource(HostIndexed[Any]):
     data: Any
     n: int = static_field()
     spec: Spec = static_field()
+    prefetch_size: int = static_field(default=0)
     ordering: Order = Sequential()  # the constructor sets it
 
-    def __init__(self, data: Any, ordering: Any = "shuffle") -> None:
+    def __init__(
+        self, data: Any, ordering: Any = "shuffle", *, prefetch_size: int | None = None
+    ) -> None:
+        ahead = 0 if prefetch_size is None else as_whole(prefetch_size)
+        if ahead is None or ahead < 0 or (ahead == 0 and prefetch_size is not None):
+            raise PipelineError(
+                f"{_OWNER}: `prefetch_size` must be a positive integer, or None to leave it to the "
+                f"loader, got {prefetch_size!r}."
+            )
         where = ""
         if isinstance(data, str | os.PathLike):
             where = Path(data).name
@@ -63,9 +74,14 @@ class MemmapSource(HostIndexed[Any]):
         spec = Spec(jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), data))
         order = as_order(ordering, n, _OWNER)
         set_fields(self, data=_Rows(data, where), n=n, spec=spec, ordering=order)
+        set_fields(self, prefetch_size=ahead)
 
     def __len__(self) -> int:
         return self.n
+
+    @property
+    def ahead(self) -> int:
+        return self.prefetch_size
 
     def element_spec(self) -> Any:
         return self.spec.tree

@@ -1,0 +1,94 @@
+"""Datasets that are arrays: one class for all of them, one record for each."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+
+from ..core.source import IndexedSource
+from ..sources.dataset import InMemoryDataset
+from ..sources.mapped_arrays import mapped_source
+from .record import Arrays, Record
+from .storage import CacheDir, load, mapped
+
+S = TypeVar("S", bound=str)
+TRAIN: Any = "train"
+
+
+class ArrayDataset(InMemoryDataset, Generic[S]):
+    """Arrays of one length, by name."""
+
+    split: S
+    _arrays: Arrays
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        return {name: array[index] for name, array in self._arrays.items()}
+
+    def as_array_dict(self) -> dict[str, np.ndarray]:
+        """All elements, as fresh NumPy arrays."""
+        return {name: array.copy() for name, array in self._arrays.items()}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.split!r}): {len(self):,} elements"
+
+
+class RecordedDataset(ArrayDataset[S]):
+    """A dataset as its record says: `len`, indexing, arrays, or a source that reads from disk.
+
+    dataset = MNISTDataset("train")      files are fetched once, and checked
+    dataset[7]                           {"image": uint8[28,28,1], "label": int32[]}
+    dataset.as_array_dict()              {"image": uint8[60000,28,28,1], "label": int32[60000]}
+    MNISTDataset.make_disk_source()      a source whose data stays on disk
+    """
+
+    record: ClassVar[Record]
+
+    def __init__(
+        self, split: S = TRAIN, cache_dir: CacheDir = None, *, verify: bool = True
+    ) -> None:
+        self._fill(self.record, split, cache_dir, verify)
+
+    def _fill(self, record: Record, split: S, cache_dir: CacheDir, verify: bool) -> None:
+        owner = type(self).__name__
+        record.check_split(split, owner)
+        self.split, self.classes = split, record.classes
+        self._arrays = load(record, split, cache_dir, verify, owner)
+
+    @classmethod
+    def make_disk_source(
+        cls,
+        split: S = TRAIN,
+        ordering: Any = "shuffle",
+        prefetch_size: int = 64,
+        cache_dir: CacheDir = None,
+        *,
+        verify: bool = True,
+    ) -> IndexedSource[dict[str, Any]]:
+        """A source whose data stays in files, unpacked once into the folder of datasets.
+
+            MNISTDataset.make_disk_source(split="train", ordering="shuffle", prefetch_size=1024)
+
+        Files are mapped into memory: what was read is in the system's cache, and the system takes
+        it back when memory is short. On the CPU compiled code reads them directly; for other
+        devices `prefetch_size` elements are read ahead, and only batches travel.
+        """
+        return cls._on_disk(cls.record, split, ordering, prefetch_size, cache_dir, verify)
+
+    @classmethod
+    def _on_disk(
+        cls,
+        record: Record,
+        split: S,
+        ordering: Any,
+        prefetch_size: int,
+        cache_dir: CacheDir,
+        verify: bool,
+    ) -> IndexedSource[dict[str, Any]]:
+        owner = f"{cls.__name__}.make_disk_source"
+        record.check_split(split, owner)
+        arrays = mapped(record, split, cache_dir, verify, owner)
+        return mapped_source(arrays, ordering, prefetch_size, owner)

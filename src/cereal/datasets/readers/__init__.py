@@ -1,0 +1,1 @@
+"""Readers of file formats; none of them writes, unpacks or runs anything."""

@@ -1,0 +1,98 @@
+"""CIFAR: records of label bytes and 32x32 pixels, one colour plane after the other.
+
+binary     label | 1024 red | 1024 green | 1024 blue        CIFAR-100: coarse | fine | ...
+pickled    {"data": uint8[n,3072], "labels": [...]}         read by `unpickled`, never run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import DatasetError
+from ..record import Arrays
+from .archives import tar_members
+from .unpickled import unpickled
+
+_PIXELS = 3 * 32 * 32
+
+
+def from_records(parts: Sequence[tuple[bytes, str]], labels: Sequence[str]) -> Arrays:
+    """Images and labels from binary records; `labels` names their first bytes."""
+    width, rows = len(labels) + _PIXELS, []
+    for data, where in parts:
+        if not data or len(data) % width:
+            raise DatasetError(
+                f"{where} has {len(data):,} bytes, which are no whole records of {width}: it is "
+                f"truncated, or no CIFAR file. Delete it, so that it is fetched again."
+            )
+        rows.append(np.frombuffer(data, np.uint8).reshape(-1, width))
+    table = np.concatenate(rows) if len(rows) > 1 else rows[0]
+    columns = {name: table[:, at].astype(np.int32) for at, name in enumerate(labels)}
+    return _arranged(table[:, len(labels) :], columns)
+
+
+def from_pickles(parts: Sequence[tuple[bytes, str]], labels: dict[str, str]) -> Arrays:
+    """Images and labels from pickled batches; `labels` are our names for theirs."""
+    pixels, columns = [], {name: [] for name in labels}
+    for data, where in parts:
+        batch = unpickled(data, where)
+        batch = batch if isinstance(batch, dict) else {}
+        pixels.append(_member(batch, "data", where))
+        for name, theirs in labels.items():
+            columns[name].append(np.asarray(_member(batch, theirs, where), np.int32))
+        counts = {len(pixels[-1]), *(len(found[-1]) for found in columns.values())}
+        if np.shape(pixels[-1])[1:] != (_PIXELS,) or len(counts) > 1:
+            raise DatasetError(
+                f"{where} has pixels {list(np.shape(pixels[-1]))} and {sorted(counts)} labels; a "
+                f"row of {_PIXELS} bytes per label should be there."
+            )
+    return _arranged(np.concatenate(pixels), {n: np.concatenate(c) for n, c in columns.items()})
+
+
+def _member(batch: Any, name: str, where: str) -> Any:
+    if name not in batch:
+        raise DatasetError(f"{where} has no {name!r}, but {sorted(batch)}; is it a CIFAR batch?")
+    return batch[name]
+
+
+def _arranged(pixels: np.ndarray, labels: Arrays) -> Arrays:
+    planes = pixels.reshape(-1, 3, 32, 32)
+    return {"image": np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), **labels}
+
+
+def binary_archive(members: dict[str, Sequence[str]], labels: Sequence[str]) -> Any:
+    """Reads a `.tar.gz` of binary records."""
+
+    def read(paths: Sequence[Path], split: str) -> Arrays:
+        names = members[split]
+        return from_records(_named(paths[0], names), labels)
+
+    return read
+
+
+def pickled_archive(members: dict[str, Sequence[str]], labels: dict[str, str]) -> Any:
+    """Reads a `.tar.gz` of pickled batches."""
+
+    def read(paths: Sequence[Path], split: str) -> Arrays:
+        return from_pickles(_named(paths[0], members[split]), labels)
+
+    return read
+
+
+def binary_files(labels: Sequence[str]) -> Any:
+    """Reads binary records that lie unpacked."""
+
+    def read(paths: Sequence[Path], split: str) -> Arrays:
+        del split
+        return from_records([(path.read_bytes(), str(path)) for path in paths], labels)
+
+    return read
+
+
+def _named(path: Path, names: Sequence[str]) -> list[tuple[bytes, str]]:
+    found = tar_members(path, names)
+    return [(data, f"{path}/{name}") for data, name in zip(found, names, strict=True)]

@@ -1,0 +1,41 @@
+"""One column of numbers from a table with a header (CSV)."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+
+from ...core.errors import DatasetError
+
+
+def read_column(path: Path, column: str) -> np.ndarray:
+    """The numbers of a column, as float32; each of them must be one."""
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        rows = csv.reader(file)
+        header = next(rows, [])
+        if column not in header:
+            raise DatasetError(
+                f"{path} has no column {column!r}, but {header}; is it another file?"
+            )
+        at = header.index(column)
+        values = [_number(row, at, path, rows.line_num, column) for row in rows if row]
+    if not values:
+        raise DatasetError(f"{path} has no rows below its header; fetch it again.")
+    return np.array(values, np.float32)
+
+
+def _number(row: list[str], at: int, path: Path, line: int, column: str) -> float:
+    text = row[at] if at < len(row) else ""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DatasetError(
+            f"{path}, line {line}: {column!r} is {text!r}, which is no finite number. Mend or "
+            f"remove the line; a model would learn NaN from it."
+        )
+    return value

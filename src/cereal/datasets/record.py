@@ -1,0 +1,66 @@
+"""What is known about a dataset: its splits, its files, how they are read.
+
+Record("MNIST", folder="mnist")
+  └─ Form                          one way in which the data comes; the first is downloaded
+       ├─ files   by split         RemoteFile: a name, a hash, mirrors
+       └─ read(paths, split)       {"image": uint8[n,28,28,1], "label": int32[n]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ..core.errors import PipelineError
+
+Arrays = dict[str, np.ndarray]
+Reader = Callable[[Sequence[Path], str], Arrays]
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file, what it must hold, and where it can be had."""
+
+    name: str
+    hash: str  # "sha256:..." or "md5:..."
+    urls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way in which a dataset comes: files by split, and the function that reads them."""
+
+    read: Reader
+    files: Mapping[str, tuple[RemoteFile, ...]] = field(default_factory=dict)
+
+    def files_of(self, split: str) -> tuple[RemoteFile, ...]:
+        """The files that a split needs; none for data that comes with the package."""
+        return self.files.get(split, ())
+
+
+@dataclass(frozen=True)
+class Record:
+    """A dataset, as data."""
+
+    name: str
+    folder: str  # below the folder of all datasets
+    splits: tuple[str, ...]
+    forms: tuple[Form, ...]
+    classes: tuple[str, ...] = ()
+
+    def check_split(self, split: str, owner: str) -> None:
+        """Refuses a split that there is not."""
+        if split not in self.splits:
+            known = ", ".join(map(repr, self.splits))
+            raise PipelineError(f"{owner}: unknown split {split!r}; {self.name} has {known}.")
+
+
+def mirrored(folder_urls: Sequence[str], hashes: Mapping[str, str]) -> dict[str, RemoteFile]:
+    """Files that lie under the same names in several places."""
+    return {
+        name: RemoteFile(name, hash, tuple(f"{url}/{name}" for url in folder_urls))
+        for name, hash in hashes.items()
+    }

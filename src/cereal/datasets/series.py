@@ -1,0 +1,192 @@
+"""Series of numbers over time, cut into windows: what came before, and what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from ..core.errors import PipelineError
+from ..core.numbers import as_whole
+from ..core.source import IndexedSource
+from ..sources.window import WindowSource
+from .base import ArrayDataset
+from .readers.table import read_column
+from .record import Arrays, Form, Record, RemoteFile
+from .storage import CacheDir, load, mapped
+
+Split = Literal["train", "val", "test"]
+_SPLITS = ("train", "val", "test")
+_WHOLE = "whole"  # the files are of the whole series; splits are cut from it
+
+
+def _series(name: str, files: Sequence[tuple[RemoteFile, str]]) -> Record:
+    def form(file: RemoteFile, column: str) -> Form:
+        def read(paths: Sequence[Path], split: str) -> Arrays:
+            del split
+            return {"series": read_column(paths[0], column)}
+
+        return Form(read, {_WHOLE: (file,)})
+
+    return Record(name, "series", _SPLITS, tuple(form(*each) for each in files))
+
+
+def _github(name: str, hash: str, commit: str) -> RemoteFile:
+    base = "https://raw.githubusercontent.com/jbrownlee/Datasets"
+    return RemoteFile(name, hash, (f"{base}/master/{name}", f"{base}/{commit}/{name}"))
+
+
+class SeriesDataset(ArrayDataset[Split]):
+    """A series in windows; the base of those below.
+
+    split        |------- train 80 % -------|-- val 10 % --|-- test 10 % --|
+    element of val                    [context 30][target]      targets are its own,
+                                                                contexts may reach back
+    """
+
+    record: ClassVar[Record]
+
+    def __init__(
+        self,
+        split: Split = "train",
+        cache_dir: CacheDir = None,
+        *,
+        context_length: int = 30,
+        prediction_length: int = 1,
+        train_fraction: float = 0.8,
+        val_fraction: float = 0.1,
+        verify: bool = True,
+    ) -> None:
+        owner = type(self).__name__
+        self.record.check_split(split, owner)
+        whole = load(self.record, _WHOLE, cache_dir, verify, owner)["series"]
+        lengths = (context_length, prediction_length)
+        begin, end = _span(len(whole), split, lengths, (train_fraction, val_fraction), owner)
+        self.split, self.series = split, whole[begin:end]
+        self.context_length, self.prediction_length = lengths
+        windows = np.lib.stride_tricks.sliding_window_view(self.series, sum(lengths))
+        self._arrays = {
+            "context": windows[:, :context_length],
+            "target": windows[:, context_length:],
+        }
+
+    @classmethod
+    def make_disk_source(
+        cls,
+        split: Split = "train",
+        ordering: Any = "shuffle",
+        prefetch_size: int = 64,
+        cache_dir: CacheDir = None,
+        *,
+        context_length: int = 30,
+        prediction_length: int = 1,
+        train_fraction: float = 0.8,
+        val_fraction: float = 0.1,
+        verify: bool = True,
+    ) -> IndexedSource[dict[str, Any]]:
+        """A source that cuts windows out of a mapped file; reading ahead would not pay."""
+        del prefetch_size
+        owner = f"{cls.__name__}.make_disk_source"
+        cls.record.check_split(split, owner)
+        whole = mapped(cls.record, _WHOLE, cache_dir, verify, owner)["series"]
+        lengths = (context_length, prediction_length)
+        begin, end = _span(len(whole), split, lengths, (train_fraction, val_fraction), owner)
+        return WindowSource(
+            whole[begin:end], context_length, predict=prediction_length, ordering=ordering
+        )
+
+
+def _span(
+    size: int,
+    split: str,
+    lengths: tuple[int, int],
+    fractions: tuple[float, float],
+    owner: str,
+) -> tuple[int, int]:
+    """Where a split begins and ends, the history of its first target included."""
+    names = ("context_length", "prediction_length")
+    for name, length in zip(names, lengths, strict=True):
+        if (as_whole(length) or 0) < 1:
+            raise PipelineError(f"{owner}: `{name}` must be a positive integer, got {length!r}.")
+    train, val = fractions
+    if not (0 < train <= 1 and 0 <= val < 1 and train + val <= 1):
+        raise PipelineError(
+            f"{owner}: `train_fraction` and `val_fraction` must be parts of 1, got {train!r} and "
+            f"{val!r}; what is left of 1 is the test split."
+        )
+    ends = [0, round(size * train), round(size * (train + val)), size]
+    at = _SPLITS.index(split)
+    begin, end = max(0, ends[at] - (lengths[0] if at else 0)), ends[at + 1]
+    if end - begin < sum(lengths) or ends[at] == end:
+        raise PipelineError(
+            f"{owner}: the split {split!r} has {end - ends[at]} of {size} values, too few for a "
+            f"context of {lengths[0]} and a target of {lengths[1]}; change the lengths or the "
+            f"fractions."
+        )
+    return begin, end
+
+
+class DailyMinTemperaturesDataset(SeriesDataset):
+    """Daily minimum temperatures in Melbourne, 1981 to 1990: 3,650 numbers, in windows.
+
+        DailyMinTemperaturesDataset("train", context_length=30, prediction_length=1)[0]
+        {"context": float32[30], "target": float32[1]}
+
+    Splits are stretches of time, `train_fraction` and `val_fraction` long; `series` has the
+    numbers themselves. By the Australian Bureau of Meteorology.
+    """
+
+    record = _series(
+        "daily minimum temperatures",
+        [
+            (
+                _github(
+                    "daily-min-temperatures.csv",
+                    "sha256:8b9de63ed6789492bf497625e7f9beb96a63d367b4b0a21754006f749fa5e5da",
+                    "5224989c1b746b5da779ad95c4cb2c3787f57f71",
+                ),
+                "Temp",
+            ),
+            (
+                RemoteFile(
+                    "daily_temperature_australia.csv",
+                    "sha256:f8bba4c9bde46acb18d39fda5955fb14565e66f909673439fd21f0241fb89c57",
+                ),
+                "Min_Temp",
+            ),
+        ],
+    )
+
+
+class SunspotsDataset(SeriesDataset):
+    """Monthly sunspot numbers, 1749 to 1983: 2,820 of them, in windows.
+
+        SunspotsDataset("test", context_length=132, prediction_length=12)[0]
+        {"context": float32[132], "target": float32[12]}
+
+    Splits are stretches of time, `train_fraction` and `val_fraction` long; `series` has the
+    numbers themselves. From D. Andrews and A. Herzberg, Data (1985).
+    """
+
+    record = _series(
+        "monthly sunspots",
+        [
+            (
+                _github(
+                    "monthly-sunspots.csv",
+                    "sha256:c4ec8cc57d9f6fb6ecdb3e1f37f25b6f4badd5124c55931052b0cd2fc3bc71f3",
+                    "7041c0cc3d65519cf5af38b3afa82087a7d80748",
+                ),
+                "Sunspots",
+            ),
+            (
+                RemoteFile(
+                    "monthly_sunspot.csv",
+                    "sha256:ff226adbfc8d727802f4345317f49d5461aa37ea5c9826076205c06aa9fa44c0",
+                ),
+                "Sunspots",
+            ),
+        ],
+    )

@@ -1,0 +1,109 @@
+"""Data of a dataset: loaded from its files, or mapped into memory as arrays in a folder.
+
+cache/mnist/train-images-idx3-ubyte.gz  --load-->  arrays in memory
+             train-labels-idx1-ubyte.gz --map--->  cache/mnist/arrays/train-5f3a.../image.npy
+                                                   written once, read by the row
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+
+from ..core.errors import DatasetError, PipelineError
+from ..sources.array_files import open_arrays, save_arrays
+from .fetching import VARIABLE, cannot_write, data_dir, locked, obtain
+from .record import Arrays, Form, Record, RemoteFile
+
+CacheDir = str | os.PathLike[str] | None
+
+
+def located(
+    record: Record, split: str, cache_dir: CacheDir, verify: bool, owner: str
+) -> tuple[Form, list[Path]]:
+    """The files of a split, fetched if need be, and the form that they have."""
+    folder = data_dir(cache_dir) / record.folder
+    form = _form_at_hand(record, split, folder)
+    files = form.files_of(split)
+    try:
+        return form, [obtain(file, folder, verify=verify) for file in files]
+    except DatasetError as error:
+        raise DatasetError(f"{owner}: {error}\n{_by_hand(files, folder, record)}") from error
+
+
+def _form_at_hand(record: Record, split: str, folder: Path) -> Form:
+    """The first form that is there; else the one of which most files are, or the first."""
+    there = [[(folder / f.name).is_file() for f in form.files_of(split)] for form in record.forms]
+    for form, found in zip(record.forms, there, strict=True):
+        if all(found):
+            return form
+    return record.forms[0]
+
+
+def _by_hand(files: tuple[RemoteFile, ...], folder: Path, record: Record) -> str:
+    names = "".join(f"\n  {file.name}  ({file.hash})" for file in files)
+    return (
+        f"To get them by hand, put these files into {folder}:{names}\n"
+        f"or set {VARIABLE} to a folder that has them in its subfolder {record.folder!r}."
+    )
+
+
+def load(record: Record, split: str, cache_dir: CacheDir, verify: bool, owner: str) -> Arrays:
+    """A split's arrays, in memory and read-only."""
+    form, paths = located(record, split, cache_dir, verify, owner)
+    try:
+        arrays = form.read(paths, split)
+    except DatasetError as error:
+        raise DatasetError(f"{owner}: {error}") from error
+    for array in arrays.values():
+        array.flags.writeable = False
+    return arrays
+
+
+def mapped(record: Record, split: str, cache_dir: CacheDir, verify: bool, owner: str) -> Arrays:
+    """A split's arrays, in files that are mapped into memory; written at the first call."""
+    name = f"{split}-{_version(record, split, cache_dir, verify)}"
+    shelves = [data_dir(cache_dir) / record.folder / "arrays"]
+    if not shelves[0].is_dir() and not _can_write(shelves[0]):  # data on a read-only drive
+        shelves.append(_own_cache() / record.folder / "arrays")
+    for shelf in shelves:
+        if (shelf / name).is_dir():
+            return open_arrays(shelf / name, owner)
+    shelf = shelves[-1]
+    try:
+        with locked(shelf):
+            if not (shelf / name).is_dir():
+                arrays = load(record, split, cache_dir, verify, owner)
+                with contextlib.suppress(PipelineError):  # where there are no locks: it is there
+                    save_arrays(shelf / name, arrays)
+    except DatasetError:
+        raise
+    except OSError as error:
+        raise cannot_write(shelf / name, error) from error
+    return open_arrays(shelf / name, owner)
+
+
+def _version(record: Record, split: str, cache_dir: CacheDir, verify: bool) -> str:
+    """A word that is another one when the data is."""
+    folder = data_dir(cache_dir) / record.folder
+    files = _form_at_hand(record, split, folder).files_of(split)
+    words = [record.name, *(file.hash for file in files)]
+    if not verify:
+        stats = [(folder / file.name).stat() for file in files if (folder / file.name).is_file()]
+        words += [f"{folder} {stat.st_size} {stat.st_mtime_ns}" for stat in stats]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
+
+
+def _can_write(folder: Path) -> bool:
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    return os.access(there, os.W_OK | os.X_OK)
+
+
+def _own_cache() -> Path:
+    import pooch
+
+    return Path(pooch.os_cache("cereal"))

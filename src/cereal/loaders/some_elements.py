@@ -1,0 +1,315 @@
+"""A few elements of whatever has some, for looking at them.
+
+A loader is read as it would be, but by the caller's thread and by a loader of our own: nothing is
+read ahead, nothing is counted, and no thread is left behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.errors import PipelineError, UsageError
+from ..core.execute import routed_rows, run_next
+from ..core.position import starts, steps_left
+from ..core.reading import SKIPPED
+from ..core.source import Positional, Source
+from ..core.spec import format_spec
+from ..core.stage import Transform
+from ..core.state import check_state, host_words, make_words
+from ..core.taken import OBJECT
+from ..monitor.captions import is_names
+from ..monitor.contents import Columns, named_leaves
+from ..monitor.drawing import stages_of
+from ..sources.dataset import is_dataset
+from .loader import DataLoader
+from .workers.seam import Seam
+
+_MOST = 64
+
+
+@dataclasses.dataclass
+class Some:
+    """Elements as columns: for each part of them, by its name, a list of values."""
+
+    columns: Columns
+    mask: list[bool]
+    places: list[str]  # the number of each in its data
+    owner: str  # whose they are
+    title: str
+    names: Any = None  # of labels, where the data knows them
+
+    @property
+    def n(self) -> int:
+        """How many there are."""
+        return len(self.mask)
+
+
+def some_elements(data: Any, count: int | None, state: Any, key: Any, step: int | None) -> Some:
+    """At most `count` elements: of a loader from a step on, or the first ones.
+
+    Without a count: of one batch, or of what has no batches, and not more than a sheet holds.
+    """
+    batches = 1 if count is None else math.inf
+    count = _MOST if count is None else count
+    if isinstance(data, list | tuple) and any(isinstance(x, Source | Transform) for x in data):
+        data = DataLoader(data, workers=0)
+    if isinstance(data, DataLoader | Source):
+        source = data.source if isinstance(data, DataLoader) else data
+        start = _start(source, state, key, step)
+        where = f"step {step or 0:,}" if state is None else _position(source, state)
+        if not source.lanes and _has_objects(source):
+            return _of_python(source, count, start, where)
+        most = batches if source.lanes else math.inf
+        return _of_loader(_quiet(data), count, most, start, where)
+    if state is not None or key is not None or step is not None:
+        raise UsageError(
+            f"preview: `state=`, `key=` and `step=` are for loaders, and {type(data).__name__} is "
+            f"none: its first elements are drawn. Write `preview(DataLoader([data, ...]), step=0)`."
+        )
+    if _is_with_mask(data):
+        return _of_arrays(data[0], count, np.asarray(data[1]))
+    if _is_arrays(data):
+        return _of_arrays(data, count, None)
+    return _of_dataset(data, count)
+
+
+# Loaders and sources
+
+
+def _quiet(data: DataLoader[Any] | Source[Any]) -> DataLoader[Any]:
+    """The same pipeline, read by the caller."""
+    if isinstance(data, Source):
+        return DataLoader(data, workers=0)
+    options = data.running.readers.options if isinstance(data.running, Seam) else None
+    return DataLoader(data.source, workers=0, on_error=options.on_error if options else "raise")
+
+
+def _start(source: Source[Any], state: Any, key: Any, step: int | None) -> Any:
+    if state is not None:
+        if key is not None or step is not None:
+            raise UsageError("preview: pass `state=`, or `key=` and `step=`, not both.")
+        if isinstance(source, Positional):
+            check_state(state, source.fingerprint)
+        return state
+    key, step = 0 if key is None else key, step or 0
+    if not isinstance(source, Positional):
+        state = source.init_state(jax.random.key(key) if isinstance(key, int) else key)
+        for _ in range(step):
+            state = run_next(source, state)[2]
+        return state
+    first = source.init_state(key)
+    at = starts(np, 0, 0, step, **source.plan.arithmetic)
+    key0, key1, _, _ = host_words(first)
+    return first.replaced(jnp.asarray(make_words((key0, key1), int(at[0]), int(at[1]))))
+
+
+def _position(source: Source[Any], state: Any) -> str:
+    if not isinstance(source, Positional):
+        return "from a state"
+    _, _, epoch, offset = host_words(state)
+    return f"epoch {epoch:,} from {offset:,}"
+
+
+def _has_objects(source: Source[Any]) -> bool:
+    return any(leaf.dtype == OBJECT for leaf in jax.tree.leaves(source.element_spec()))
+
+
+def _steps_left(source: Source[Any], state: Any) -> float:
+    """How many steps there are to the end of the epoch, at least one."""
+    if not isinstance(source, Positional):
+        return max(1, source.steps_per_epoch)
+    if source.unknown_length:
+        return math.inf
+    return max(1, steps_left(host_words(state)[3], 1, **source.plan.arithmetic))
+
+
+def _of_loader(loader: DataLoader[Any], count: int, most: float, state: Any, where: str) -> Some:
+    source = loader.source
+    lanes, owner = source.lanes, stages_of(source)[0].label
+    size = math.prod(lanes)
+    steps = min(most, -(-count // size), _steps_left(source, state))
+    columns: Columns = {}
+    mask: list[bool] = []
+    places: list[str] = []
+    while steps > 0 and len(mask) < count:
+        numbers = _indices(source, state, len(mask))
+        batch, state, real = loader.next_batch(state)
+        real = np.asarray(real).reshape(-1)
+        if isinstance(source, Positional) and source.unknown_length and not real.any():
+            break  # the iterator has ended
+        for name, values in _per_element(batch, lanes).items():
+            columns.setdefault(name, []).extend(values)
+        mask.extend(real.tolist())
+        places.extend(f"#{index}" for index in numbers)
+        steps -= 1
+    if not columns:
+        raise PipelineError(
+            f"preview: there is nothing to draw for single elements of {owner}: a step gives "
+            f"{format_spec(source.element_spec())}, and no part begins with {list(lanes)}, the "
+            f"axes of its elements; preview the loader without its last stages."
+        )
+    title = _part(f"{owner}, {where}", count, size if len(mask) == size else min(count, len(mask)))
+    columns = {name: values[:count] for name, values in columns.items()}
+    return Some(columns, mask[:count], places[:count], owner, title)
+
+
+def _indices(source: Source[Any], state: Any, otherwise: int) -> list[int]:
+    """Which elements of the data a step has."""
+    if not isinstance(source, Positional):
+        return list(range(otherwise, otherwise + math.prod(source.lanes)))
+    rows, _ = source.plan.rows_for(np.asarray(state.words), 1)
+    return rows.index.reshape(-1).tolist()
+
+
+def _per_element(batch: Any, lanes: tuple[int, ...]) -> Columns:
+    """The parts of a batch that have a value per element, with all axes of the batch in one."""
+    found: Columns = {}
+    for name, leaf in named_leaves(batch).items():
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):  # random keys
+            continue
+        if leaf.shape[: len(lanes)] == lanes:
+            found[name] = list(np.array(leaf).reshape((-1, *leaf.shape[len(lanes) :])))
+    return found
+
+
+def _of_python(source: Any, count: int, state: Any, where: str) -> Some:
+    """Elements that are no arrays, as Python makes them."""
+    n = int(min(count, _steps_left(source, state)))
+    if source.stream is not None:
+        source.stream.adopt(state.bookmark)
+    rows, _ = routed_rows(source, state.words, n)
+    taken = source.produce(rows)
+    elements = [taken.element(lane) for lane in range(n)]
+    places = [f"#{index}" for index in rows.index.tolist()]
+    if source.unknown_length:
+        there = [i for i, element in enumerate(elements) if element is not SKIPPED]
+        elements, places = [elements[i] for i in there], [places[i] for i in there]
+    owner = stages_of(source)[0].label
+    return _listed(elements, places, owner, f"{owner}, {where}")
+
+
+def _listed(elements: list[Any], places: list[str], owner: str, title: str) -> Some:
+    mask = [element is not SKIPPED for element in elements]
+    if not any(mask):
+        raise PipelineError(f"preview: {owner} has no element to draw.")
+    parts = [
+        named_leaves(element) if real else {} for element, real in zip(elements, mask, strict=True)
+    ]
+    names = next(part for part in parts if part)
+    columns = {name: [part.get(name) for part in parts] for name in names}
+    return Some(columns, mask, places, owner, _part(title, len(mask), len(mask)))
+
+
+# Arrays and datasets
+
+
+def _is_with_mask(data: Any) -> bool:
+    """Whether this is `(batch, mask)`, as iterators and `batch_at` give it."""
+    if type(data) is not tuple or len(data) != 2 or isinstance(data[0], np.ndarray | jax.Array):
+        return False
+    mask = data[1]
+    return isinstance(mask, np.ndarray | jax.Array) and mask.dtype == np.bool_ and mask.ndim > 0
+
+
+def _is_arrays(data: Any) -> bool:
+    if isinstance(data, Mapping):
+        return True
+    if isinstance(data, list):
+        return False
+    leaves = jax.tree.leaves(data)
+    return bool(leaves) and all(isinstance(x, np.ndarray | jax.Array) and x.ndim for x in leaves)
+
+
+def _of_arrays(data: Any, count: int, mask: np.ndarray | None) -> Some:
+    leaves = named_leaves(dict(data) if isinstance(data, Mapping) else data)
+    for name, leaf in leaves.items():
+        if not isinstance(leaf, list) and not getattr(leaf, "shape", ()):
+            raise PipelineError(
+                f"preview: a dict is taken for arrays with an element per row, and {name!r} is "
+                f"{type(leaf).__name__}; pass arrays, or one of the datasets in it."
+            )
+    owner = "these arrays" if mask is None else "this batch"
+    if mask is not None:
+        columns = {k: v[:count] for k, v in _per_element(data, mask.shape).items()}
+        n, real = mask.size, mask.reshape(-1)[:count].tolist()
+    else:
+        lengths = {name: len(leaf) for name, leaf in leaves.items()}
+        if len(set(lengths.values())) != 1:
+            raise PipelineError(
+                f"preview: arrays must have one length, the number of elements, and have "
+                f"{lengths or 'none'}."
+            )
+        n = next(iter(lengths.values()))
+        columns = {name: _rows(leaf, count) for name, leaf in leaves.items()}
+        real = [True] * min(count, n)
+    if not columns or not n:
+        raise PipelineError(f"preview: {owner} have no elements.")
+    places = [f"#{index}" for index in range(min(count, n))]
+    title = _part("arrays" if mask is None else "batch", count, n)
+    return Some(columns, real, places, owner, title)
+
+
+def _rows(leaf: Any, count: int) -> list[Any]:
+    return leaf[:count] if isinstance(leaf, list) else list(np.array(leaf[:count]))
+
+
+def _part(what: str, count: int, n: int) -> str:
+    shown = min(count, n)
+    of = f" of {n:,}" if shown < n else ""
+    return f"{what}, {shown:,}{of} {'elements' if n > 1 else 'element'}"
+
+
+def _of_dataset(data: Any, count: int) -> Some:
+    owner = type(data).__name__
+    n = _length(data)
+    elements = []
+    for index in range(min(count, n)):
+        try:
+            elements.append(data[index])
+        except Exception as error:
+            error.add_note(f"cereal: preview, element {index} of {owner}")
+            raise
+    split = getattr(data, "split", None)
+    what = f"{owner} {split}" if isinstance(split, str) else owner
+    some = _listed(elements, [f"#{index}" for index in range(len(elements))], owner, "")
+    return dataclasses.replace(some, title=_part(what, count, n), names=_names(data, some.columns))
+
+
+def _length(data: Any) -> int:
+    hint = "pass a loader, a source, a dataset with `__len__` and `__getitem__`, or arrays"
+    name = type(data).__name__
+    if isinstance(data, type) or not is_dataset(data):
+        if isinstance(data, type):
+            hint = f"that is a class: write `{data.__name__}(...)`"
+        elif hasattr(data, "__next__"):
+            hint = "what only iterates, read first: `preview(list(itertools.islice(data, 64)))`"
+        raise UsageError(f"preview: cannot look at {name}; {hint}.")
+    try:
+        n = len(data)
+    except TypeError as error:
+        raise UsageError(f"preview: {name} has no length ({error}); {hint}.") from error
+    if n < 1:
+        raise PipelineError(f"preview: {name} has no elements.")
+    return n
+
+
+def _names(data: Any, columns: Columns) -> Any:
+    """The names of labels that a dataset has, by label; None: of the first one.
+
+    `classes`, `coarse_classes` of `coarse_label`, and the `features` of Hugging Face.
+    """
+    features: Any = getattr(data, "features", None)
+    found: dict[str | None, Any] = {None: getattr(data, "classes", None)}
+    for key in columns:
+        feature = features.get(key) if isinstance(features, Mapping) else None
+        found[key] = getattr(feature, "names", None)
+        if "label" in key and found[key] is None:
+            found[key] = getattr(data, key.replace("label", "classes"), None)
+    return {key: names for key, names in found.items() if is_names(names)}

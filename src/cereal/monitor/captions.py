@@ -1,0 +1,132 @@
+"""From labels to the words under an image.
+
+3, classes=("cat", ...)         the name, or the number
+[0, 0, 1, 0]                    one-hot: the place of the 1, or its name
+[0.1, 0.9]                      parts of a whole: the largest, and how much of it
+[1, 0, 1, ...] of 40, names     attributes: the names of those that are set
+"text", b"text", 0.25           as it is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import PipelineError
+from .pixels import number, numeric
+
+Names = Sequence[str]
+_MOST_SET = 3  # attributes that are named, before "+ 5 more"
+_SHORT = 4  # vectors that are written out
+
+
+def as_names(classes: Any) -> Names | Mapping[str, Names] | None:
+    """Reads `classes=`: names by number, or such names by the key of a label."""
+    if classes is None or is_names(classes):
+        return classes
+    if isinstance(classes, Mapping) and all(is_names(names) for names in classes.values()):
+        return classes
+    raise PipelineError(
+        f"preview: `classes` must be the names of labels 0, 1, 2, ..., or a dict of such by key, "
+        f'got {classes!r:.60}; write `classes=["cat", "dog"]` or '
+        f'`classes={{"label": ["cat", "dog"]}}`.'
+    )
+
+
+def is_names(value: Any) -> bool:
+    """Whether these are names by number."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+
+
+def captions(
+    labels: Mapping[str, Sequence[Any]], classes: Any, otherwise: Sequence[str]
+) -> list[str]:
+    """The lines under each element; those of `otherwise` where labels say nothing.
+
+    Names without a key, or of the key None, belong to the first label.
+    """
+    names: Mapping[Any, Any] = classes if isinstance(classes, Mapping) else {None: classes}
+    columns = []
+    for place, (key, values) in enumerate(labels.items()):
+        known = names.get(key, names.get(None) if place == 0 else None)
+        words = _words(values, known)
+        if len(labels) > 1 and not known and numeric(values[0]) is not None:
+            words = [f"{key} {word}" if word else "" for word in words]  # which number is which
+        columns.append(words)
+    lines = [[word for word in row if word] for row in zip(*columns, strict=True)]
+    lines = lines or [[] for _ in otherwise]
+    return ["\n".join(row) or index for row, index in zip(lines, otherwise, strict=True)]
+
+
+def _words(values: Sequence[Any], names: Names | None) -> list[str]:
+    """One text per value of a label; "": nothing to say."""
+    arrays = [numeric(value) for value in values]
+    there = [array for array in arrays if array is not None]
+    if there and all(array.ndim == 1 and array.size > 1 for array in there):
+        width = there[0].size
+        if any(array.size != width for array in there):
+            return ["" if array is None else _vector(array) for array in arrays]
+        return [
+            "" if array is None else _of_vector(array, _kind(np.stack(there)), names)
+            for array in arrays
+        ]
+    pairs = zip(values, arrays, strict=True)
+    return [_single(value, array, names) for value, array in pairs]
+
+
+def _single(value: Any, array: np.ndarray | None, names: Names | None) -> str:
+    if array is None:
+        return _text(value)
+    if array.size == 1:
+        return _scalar(array.reshape(()).item(), names)
+    return _vector(array) if array.ndim == 1 else ""
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, np.ndarray) and value.size == 1:  # of strings or objects
+        value = value.reshape(()).item()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace").strip("\0").replace("\n", " ")
+    return value.replace("\n", " ") if isinstance(value, str) else ""
+
+
+def _scalar(value: bool | int | float, names: Names | None) -> str:
+    if isinstance(value, float):
+        return number(value) if np.isfinite(value) else str(value)
+    if names is not None and 0 <= value < len(names):
+        return str(names[int(value)])
+    return str(value)
+
+
+def _kind(rows: np.ndarray) -> str:
+    """What the vectors of a label are."""
+    zeros_and_ones = ((rows == 0) | (rows == 1)).all()
+    if zeros_and_ones and (rows.sum(axis=1) == 1).all():
+        return "one-hot"
+    if rows.dtype.kind == "f" and (rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=1e-3):
+        return "parts"
+    return "vector"
+
+
+def _of_vector(row: np.ndarray, kind: str, names: Names | None) -> str:
+    if kind == "vector":
+        named = names is not None and len(names) == row.size
+        return _set_ones(row, names or ()) if named else _vector(row)
+    best = int(np.argmax(row))
+    share = "" if row[best] > 0.995 else f" {row[best]:.0%}"
+    return _scalar(best, names) + share
+
+
+def _set_ones(row: np.ndarray, names: Names) -> str:
+    """The names of what is set: above 0, since some write -1 for "not"."""
+    found = [str(name) for name, value in zip(names, row, strict=True) if value > 0]
+    more = [f"+ {len(found) - _MOST_SET} more"] if len(found) > _MOST_SET else []
+    return "\n".join([*found[:_MOST_SET], *more]) or "none"
+
+
+def _vector(row: np.ndarray) -> str:
+    return ", ".join(_scalar(value, None) for value in row.tolist()) if row.size <= _SHORT else ""

