@@ -4,12 +4,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 BENCH := .venv-bench/bin
 INSTALLED := .venv/.installed
+BRIDGES := .venv-bridges/bin
+# Builds for the CPU: torch's own index has them too, by `make TORCH=... test-bridges`.
+TORCH ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow elastic lint types bench clean
+.PHONY: help install demo test slow elastic test-bridges tutorial lint types bench clean
 
 help: ## Show what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 install: $(INSTALLED) ## Set up .venv with the package and all that developing it needs
 
@@ -32,6 +35,19 @@ slow: $(INSTALLED) ## The tests that take long: processes, devices, interrupts, 
 elastic: $(INSTALLED) ## One digest for every number of workers, batches ahead, way to run and restart
 	$(BIN)/python benchmarks/digest.py --all
 
+test-bridges: .venv-bridges/.installed ## Tests with torch, TensorFlow, Grain and Hugging Face, in .venv-bridges
+	$(BRIDGES)/python -m pytest -m bridges tests/bridges
+
+tutorial: .venv-bridges/.installed ## MNIST through cereal and through four other loaders, side by side
+	$(BRIDGES)/python examples/tutorial_mnist.py
+
+.venv-bridges/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-bridges
+	$(BRIDGES)/pip install --quiet --disable-pip-version-check --editable '.[dev]' '$(TORCH)'
+	$(BRIDGES)/pip install --quiet --disable-pip-version-check array_record datasets grain \
+		tensorflow-cpu tensorflow-datasets
+	@touch $@
+
 lint: $(INSTALLED) ## Check style and formatting
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -45,8 +61,8 @@ bench: pyproject.toml ## Print all figures; the peers are installed in .venv-ben
 	-$(BENCH)/pip install --quiet --disable-pip-version-check grain spdl
 	-$(BENCH)/pip install --quiet --disable-pip-version-check torch
 	for script in import_time start_up captured gather_rows flip_and_crop in_memory combined windows \
-		host_memmap host_small_batches host_photos host_scan; do \
+		host_memmap host_small_batches host_photos host_scan mnist; do \
 		$(BENCH)/python benchmarks/$$script.py || exit 1; done
 
 clean: ## Remove .venv and caches
-	rm -rf .venv .venv-bench .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench .venv-bridges .pytest_cache .ruff_cache .hypothesis

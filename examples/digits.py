@@ -20,7 +20,7 @@ EPOCHS, BATCH, HIDDEN, RATE = 40, 50, 256, 3e-3
 
 def speckle(element: dict[str, jax.Array], key: jax.Array) -> dict[str, jax.Array]:
     """Adds noise to the image, drawn anew for every element of every epoch."""
-    noise = jax.random.randint(key, (8, 8), -24, 25)
+    noise = jax.random.randint(key, element["image"].shape, -24, 25)
     image = jnp.clip(element["image"].astype(jnp.int32) + noise, 0, 255)
     return {**element, "image": image.astype(jnp.uint8)}
 

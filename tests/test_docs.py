@@ -32,10 +32,10 @@ def test_the_readme_is_short_and_starts_with_a_pipeline() -> None:
 
 
 def test_the_readme_names_only_commands_that_make_has() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
         used: list[Any] = re.findall(
-            r"\bmake (?:[A-Z]+=\S+ )?([a-z]+)\b(?=\s*(?:#|`|$))", page.read_text()
+            r"\bmake (?:[A-Z]+=\S+ )?([a-z-]+)\b(?=\s*(?:#|`|$))", page.read_text()
         )
         assert set(used) <= targets, page.name
 

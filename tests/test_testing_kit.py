@@ -331,6 +331,7 @@ def test_floats_may_differ_in_the_last_bits() -> None:
     assert_same(np.float32(1), np.nextafter(np.float32(1), np.float32(2)), "nearly one")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "transform",
     [

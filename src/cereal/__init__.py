@@ -49,6 +49,7 @@ from .loaders import BatchIterator as BatchIterator
 from .loaders import DataLoader as DataLoader
 from .loaders import evaluate as evaluate
 from .loaders import jit as jit
+from .loaders import preview as preview
 from .sources import ArraySampleSource as ArraySampleSource
 from .sources import ConcatSource as ConcatSource
 from .sources import DatasetSource as DatasetSource

@@ -123,6 +123,7 @@ def floats() -> cereal.DataLoader[Any]:
     )
 
 
+@pytest.mark.slow
 def test_a_whole_pipeline_passes_the_kit_under_a_strict_jax(strict_jax: None) -> None:
     check_loader(floats())
     check_resume(floats(), epochs=1)

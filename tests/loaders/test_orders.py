@@ -57,6 +57,7 @@ def loaders() -> dict[str, DataLoader[Any]]:
     return {name: make_loader(make(), **RULES[name]) for name, make in ORDERS.items()}
 
 
+@pytest.mark.slow
 @every_order
 def test_it_passes_the_conformance_kit(loaders: dict[str, DataLoader[Any]], name: str) -> None:
     check_loader(loaders[name], key=jax.random.key(3))

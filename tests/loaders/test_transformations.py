@@ -196,7 +196,7 @@ def test_an_ordered_callback_is_refused_under_vmap() -> None:
 
 
 def speckle(element: Any, key: Any) -> Any:
-    noise = jax.random.bernoulli(key, 0.05, (8, 8))
+    noise = jax.random.bernoulli(key, 0.05, (8, 8, 1))
     return {**element, "image": jnp.where(noise, 0.0, element["image"])}
 
 

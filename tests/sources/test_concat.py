@@ -41,6 +41,7 @@ def test_two_sources_follow_each_other() -> None:
     assert both.take(jnp.array([4, 0, 3, 0], jnp.int32)).tolist() == [11, 0, 10, 0]
 
 
+@pytest.mark.slow
 def test_the_kit_holds_for_sources_one_after_another(strict_jax: None) -> None:
     source = ConcatSource([part(0, 5), part(50, 46, -1), RangeSource(100, 102)], ordering="shuffle")
     check_source(source)

@@ -80,6 +80,7 @@ def test_batches_are_what_a_loop_over_the_dataset_gives(kind: Any, workers: int)
     np.testing.assert_array_equal(rows, np.stack([ByIndex.element(i)[0] for i in range(N)]))
 
 
+@pytest.mark.slow
 def test_a_dataset_keeps_the_contract(strict_jax: None) -> None:
     source = DatasetSource(ByMany(n=7), ordering="shuffle")
     check_source(source)

@@ -42,6 +42,7 @@ def whole_epoch(source: Any, key: Any = 0) -> tuple[Any, Any]:
     return batch, mask
 
 
+@pytest.mark.slow
 def test_the_kit_holds_for_a_fold(strict_jax: None) -> None:
     data = ArraySampleSource({"x": np.arange(11.0, dtype=np.float32)})
     train, _ = kfold(data, 3, 1, key=5)

@@ -78,6 +78,7 @@ def assert_own_epochs(numbers: np.ndarray, part: int, n: int, shuffled: bool) ->
         assert len({tuple(each.tolist()) for each in passes[:-1]}) > 1
 
 
+@pytest.mark.slow
 def test_the_kit_holds_for_a_shuffled_mixture_with_a_schedule(strict_jax: None) -> None:
     data = ArraySampleSource({"x": np.arange(9.0, dtype=np.float32)}, ordering="sequential")
     other = ArraySampleSource({"x": -np.arange(4.0, dtype=np.float32)}, ordering="shuffle")

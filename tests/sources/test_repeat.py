@@ -40,6 +40,7 @@ def bits(x: Any, key: Any) -> Any:
     return jax.random.bits(key)
 
 
+@pytest.mark.slow
 def test_the_kit_holds_for_a_shuffled_repeat(strict_jax: None) -> None:
     data = ArraySampleSource({"x": np.arange(5.0, dtype=np.float32)})
     source = RepeatSource(data, 3)

@@ -40,6 +40,7 @@ def elements(source: Any) -> list[Any]:
     return source.take(jnp.arange(len(source))).tolist()
 
 
+@pytest.mark.slow
 def test_the_kit_holds_for_a_selection(strict_jax: None) -> None:
     data = ArraySampleSource({"x": np.arange(12.0, dtype=np.float32)})
     some = select(data, lambda element: element["x"] > 5)

@@ -59,6 +59,7 @@ def test_elements_are_those_of_plain_indexing(name: str) -> None:
     np.testing.assert_array_equal(source.take(jnp.arange(len(expected))), expected)
 
 
+@pytest.mark.slow
 def test_the_kit_holds_for_listed_elements(strict_jax: None) -> None:
     data = ArraySampleSource({"x": np.arange(20.0, dtype=np.float32)}, index_key="index")
     source = SliceSource(data, [19, 3, 3, 7, 0])

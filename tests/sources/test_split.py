@@ -38,6 +38,7 @@ NUMBERS = RangeSource(20)
 EVERY = list(range(20))
 
 
+@pytest.mark.slow
 def test_the_kit_holds_for_a_shuffled_part(strict_jax: None) -> None:
     data = ArraySampleSource({"x": np.arange(12.0, dtype=np.float32)})
     train, _ = split(data, (0.6, 0.4), key=jax.random.key(1))

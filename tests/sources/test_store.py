@@ -169,6 +169,7 @@ def test_trees_of_many_dtypes_come_back_as_they_were() -> None:
     assert_same(raw(epoch_of(mix)), jax.tree.map(lambda x: x[rows], expected), "the mixture")
 
 
+@pytest.mark.slow
 def test_a_tree_of_many_dtypes_keeps_the_contract() -> None:
     tree = tree_of(5, 0)
     check_source(SliceSource(ConcatSource([in_order(tree), in_order(tree_of(2, 1))]), range(3, 7)))
@@ -208,6 +209,7 @@ def test_one_map_over_parts_whose_data_differs(first: Any, second: Any) -> None:
     np.testing.assert_array_equal(epoch_of(ConcatSource(parts)), expected)
 
 
+@pytest.mark.slow
 def test_a_users_own_source_is_a_part_like_others() -> None:
     parts = [Squares(3), RangeSource(100, 102), SliceSource(Squares(9), [8, 0])]
     assert epoch_of(ConcatSource(parts)).tolist() == [0, 1, 4, 100, 101, 64, 0]
@@ -269,6 +271,7 @@ def test_a_random_stage_after_has_randomness_of_its_own() -> None:
     assert len(np.unique(drawn)) == 18
 
 
+@pytest.mark.slow
 def test_randomness_of_a_part_does_not_depend_on_the_batch_or_the_program() -> None:
     augment = RandomMapTransform(bits)
     source = ConcatSource([augment(RangeSource(5)), augment(Squares(6))], ordering="shuffle")

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -227,17 +228,33 @@ def walked(tree: Tree, batch: int, rule: str, seed: int, steps: int) -> list[tup
     return made
 
 
-@settings(max_examples=20)
-@given(
+loads = given(
     trees(zips=True).filter(is_small),
     st.integers(1, 5),
     st.sampled_from(["wrap", "pad", "drop"]),
     st.integers(0, 2**31),
     st.data(),
 )
+
+
+@settings(max_examples=6)
+@loads
 def test_any_tree_loads_as_the_reference_does_and_resumes_anywhere(
     tree: Tree, batch: int, rule: str, seed: int, data: Any
 ) -> None:
+    check_loading(tree, batch, rule, seed, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@loads
+def test_many_trees_load_as_the_reference_does_and_resume_anywhere(
+    tree: Tree, batch: int, rule: str, seed: int, data: Any
+) -> None:
+    check_loading(tree, batch, rule, seed, data)
+
+
+def check_loading(tree: Tree, batch: int, rule: str, seed: int, data: Any) -> None:
     batch = min(batch, length(tree))
     rules: dict[str, Any] = {"drop_last": rule == "drop", "pad_last_batch": rule == "pad"}
     loader = DataLoader([build(tree), BatchTransform(batch, **rules)])

@@ -43,6 +43,7 @@ def bits(x: Any, key: Any) -> Any:
     return jax.random.bits(key)
 
 
+@pytest.mark.slow
 def test_the_kit_holds_for_sources_side_by_side(strict_jax: None) -> None:
     data = ArraySampleSource(np.arange(7.0, dtype=np.float32), ordering="sequential")
     source = ZipSource({"x": data, "n": RangeSource(7, ordering="shuffle")})

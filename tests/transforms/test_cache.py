@@ -117,6 +117,7 @@ def square(x: Any) -> Any:
 CASES = [("device", "sequential"), ("host", "shuffle"), ("folder", "sequential")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "ordering"), CASES)
 def test_a_cached_pipeline_keeps_the_contract(where: str, ordering: str, tmp_path: Path) -> None:
     data = {"x": np.arange(10, dtype=np.float32).reshape(5, 2), "y": np.arange(5) > 3}

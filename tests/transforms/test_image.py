@@ -23,6 +23,7 @@ def image(stages: list[Any], key: str = "image") -> jax.Array:
     return cereal.DataLoader(stages).batch_at(0, 0)[0][key]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "transform", [cereal.NormalizeImageTransform(), cereal.FlattenImageTransform()], ids=str
 )

@@ -190,6 +190,7 @@ def test_elements_that_are_batches_stay_indexed() -> None:
     np.testing.assert_array_equal(batch["x"], STACKED["x"].reshape(12, 2)[5:10])
 
 
+@pytest.mark.slow
 def test_they_are_shuffled_as_elements_and_keep_the_contract(strict_jax: None) -> None:
     loader = DataLoader([unstacked("shuffle"), BatchTransform(5, pad_last_batch=True)])
     check_loader(loader)

@@ -39,10 +39,12 @@ class ArrayDataset(InMemoryDataset, Generic[S]):
 class RecordedDataset(ArrayDataset[S]):
     """A dataset as its record says: `len`, indexing, arrays, or a source that reads from disk.
 
-    dataset = MNISTDataset("train")      files are fetched once, and checked
-    dataset[7]                           {"image": uint8[28,28,1], "label": int32[]}
-    dataset.as_array_dict()              {"image": uint8[60000,28,28,1], "label": int32[60000]}
-    MNISTDataset.make_disk_source()      a source whose data stays on disk
+        dataset = MNISTDataset("train")      files are fetched once, and checked
+        dataset[7]                           {"image": uint8[28,28,1], "label": int32[]}
+        dataset.as_array_dict()              {"image": uint8[60000,28,28,1], "label": ...}
+        MNISTDataset.make_disk_source()      a source whose data stays on disk
+
+    Elements are read-only views; `as_array_dict` copies.
     """
 
     record: ClassVar[Record]

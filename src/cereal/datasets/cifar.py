@@ -88,6 +88,15 @@ class CIFAR10Dataset(RecordedDataset[Split]):
     )
 
 
+_CIFAR100_GROUPS = (
+    *("aquatic mammals", "fish", "flowers", "food containers", "fruit and vegetables"),
+    *("household electrical devices", "household furniture", "insects", "large carnivores"),
+    *("large man-made outdoor things", "large natural outdoor scenes"),
+    *("large omnivores and herbivores", "medium-sized mammals", "non-insect invertebrates"),
+    *("people", "reptiles", "small mammals", "trees", "vehicles 1", "vehicles 2"),
+)
+
+
 class CIFAR100Dataset(RecordedDataset[Split]):
     """Colour photographs of a hundred kinds in twenty groups: 50,000 and 10,000, uint8[32,32,3].
 
@@ -95,7 +104,10 @@ class CIFAR100Dataset(RecordedDataset[Split]):
         {"image": uint8[10000,32,32,3], "label": int32[10000], "coarse_label": int32[10000]}
 
     Fetched and kept as `MNISTDataset` is (169 MB); the archive of pickles is read as well.
+    `classes` and `coarse_classes` name both kinds of labels.
     """
+
+    coarse_classes = _CIFAR100_GROUPS
 
     record = Record(
         "CIFAR-100",

@@ -76,7 +76,9 @@ def MNISTDiskSource(  # noqa: N802
 ) -> IndexedSource[dict[str, Any]]:
     """MNIST, read from disk: another name of `MNISTDataset.make_disk_source`.
 
-    MNISTDiskSource(split="train")  -->  {"image": uint8[28,28,1], "label": int32[]}, 60,000 times
+        MNISTDiskSource(split="train")  -->  {"image": uint8[28,28,1], "label": int32[]}
+
+    The data stays in files, unpacked once into the folder of datasets.
     """
     return MNISTDataset.make_disk_source(split, ordering, prefetch_size, cache_dir, verify=verify)
 

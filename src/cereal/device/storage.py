@@ -77,7 +77,7 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
     >>> import cereal
     >>> data = cereal.dataset_to_jax(cereal.DigitsDataset("test"))
     >>> data["image"].shape
-    (297, 8, 8)
+    (297, 8, 8, 1)
     """
     owner = "dataset_to_jax"
     device = as_device(storage_device, owner)

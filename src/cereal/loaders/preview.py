@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-from ..core.capture import staging
+from ..core.capture import eager
 from ..core.errors import PipelineError, UsageError
 from ..core.numbers import as_whole
 from ..monitor.captions import as_names, captions
@@ -49,13 +49,13 @@ def preview(
     changes: a loader is read by the caller's thread, from a state of its own.
 
     >>> import cereal, numpy as np
-    >>> cereal.preview(cereal.DigitsDataset("train"), count=20)
-    ContactSheet: DigitsDataset train, 20 of 1,500 elements; 508 x 437 pixels
+    >>> cereal.preview(cereal.DigitsDataset("train"), count=20).title
+    'DigitsDataset train, 20 of 1,500 elements'
     >>> data = {"image": np.zeros((10, 8, 8), np.uint8), "label": np.arange(10)}
     >>> batches = cereal.BatchTransform(4, pad_last_batch=True)
     >>> loader = cereal.DataLoader([cereal.ArraySampleSource(data), batches])
     >>> cereal.preview(loader, key=0, step=2).title
-    'ArraySampleSource, step 2, 4 elements'
+    'ArraySampleSource(ordering=shuffle), step 2, 4 elements'
 
     Args:
         data: A loader, a source, a list of stages; a dataset with `__len__` and `__getitem__`; a
@@ -76,7 +76,7 @@ def preview(
             `classes` that a dataset has.
         path: Where to write it.
     """
-    if staging():
+    if not eager():
         raise UsageError(
             "`preview` draws a picture and cannot run inside a traced function; call it outside."
         )
@@ -93,6 +93,11 @@ def preview(
         owner=some.owner,
     )
     labels = {name: some.columns[name] for name in contents.labels}
+    for name in names if isinstance(names, Mapping) else ():
+        if name not in labels:
+            raise PipelineError(
+                f"preview: `classes` has names for {name!r}, and the labels are {list(labels)}."
+            )
     texts = captions(labels, some.names if names is None else names, some.places)
     images, note = _drawn(contents, some, scale)
     sheet = contact_sheet(

@@ -28,6 +28,7 @@ from ..monitor.captions import is_names
 from ..monitor.contents import Columns, named_leaves
 from ..monitor.drawing import stages_of
 from ..sources.dataset import is_dataset
+from .iterator import BatchIterator
 from .loader import DataLoader
 from .workers.seam import Seam
 
@@ -221,14 +222,14 @@ def _is_with_mask(data: Any) -> bool:
 def _is_arrays(data: Any) -> bool:
     if isinstance(data, Mapping):
         return True
-    if isinstance(data, list):
+    if isinstance(data, list) or hasattr(data, "__next__"):
         return False
     leaves = jax.tree.leaves(data)
     return bool(leaves) and all(isinstance(x, np.ndarray | jax.Array) and x.ndim for x in leaves)
 
 
 def _of_arrays(data: Any, count: int, mask: np.ndarray | None) -> Some:
-    leaves = named_leaves(dict(data) if isinstance(data, Mapping) else data)
+    leaves = named_leaves(dict(data) if isinstance(data, Mapping) else data, lists=False)
     for name, leaf in leaves.items():
         if not isinstance(leaf, list) and not getattr(leaf, "shape", ()):
             raise PipelineError(
@@ -288,6 +289,8 @@ def _length(data: Any) -> int:
     if isinstance(data, type) or not is_dataset(data):
         if isinstance(data, type):
             hint = f"that is a class: write `{data.__name__}(...)`"
+        elif isinstance(data, BatchIterator):
+            hint = "pass its loader, and where it is: `preview(loader, state=batches.state)`"
         elif hasattr(data, "__next__"):
             hint = "what only iterates, read first: `preview(list(itertools.islice(data, 64)))`"
         raise UsageError(f"preview: cannot look at {name}; {hint}.")

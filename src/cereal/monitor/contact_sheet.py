@@ -28,7 +28,7 @@ from .lettering import Lettering
 
 _MARGIN, _GAP = 14, 8
 _TITLE, _CAPTION, _NOTE = 15, 12, 11  # sizes of letters
-_INK, _GREY, _FRAME, _CROSS = (30, 30, 30), (125, 125, 125), (222, 222, 222), (150, 150, 150)
+_INK, _GREY, _FRAME, _CROSS = (30, 30, 30), (125, 125, 125), (222, 222, 222), (105, 105, 105)
 _LEAST, _MOST = 72, 160  # sides between which images are brought
 _NARROWEST = 44  # a cell, so that a caption has room
 _WIDEST_TITLE = 520
@@ -42,8 +42,8 @@ class ContactSheet:
 
     >>> import cereal
     >>> sheet = cereal.preview(cereal.DigitsDataset("test"), count=10)
-    >>> sheet
-    ContactSheet: DigitsDataset test, 10 of 297 elements; 416 x 256 pixels
+    >>> sheet.title
+    'DigitsDataset test, 10 of 297 elements'
     >>> sheet.png[1:4]
     b'PNG'
     """

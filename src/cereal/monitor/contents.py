@@ -41,9 +41,13 @@ class Contents(NamedTuple):
         return self.series if self.image is None else [self.image]
 
 
-def named_leaves(tree: Any) -> dict[str, Any]:
-    """The parts of an element by name; a bare array is called ""."""
-    paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+def named_leaves(tree: Any, *, lists: bool = True) -> dict[str, Any]:
+    """The parts of an element by name; a bare array is called "".
+
+    A list of numbers is one part; without `lists`, every list is.
+    """
+    whole = is_leaf if lists else lambda x: isinstance(x, list)
+    paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=whole)[0]
     return {jax.tree_util.keystr(p, simple=True, separator="."): leaf for p, leaf in paths}
 
 
@@ -56,6 +60,8 @@ def describe(columns: Columns) -> str:
 def _looks(values: Sequence[Any]) -> str:
     first = _first(values)
     array = numeric(first)
+    if isinstance(first, np.ndarray | jax.Array):
+        array = first  # of any dtype
     if array is None or isinstance(first, bool | int | float):
         return type(first).__name__
     shapes = {getattr(value, "shape", array.shape) for value in values if value is not None}
@@ -84,7 +90,7 @@ def find_contents(
         series = [_named(columns, key, "series_key", has) for key in _listed(series_key)]
         _check_series(series, arrays, has)
     else:
-        image = _find_image(arrays)
+        image = _find_image(arrays, has)
         series = [] if image is not None else _find_series(arrays)
     if image is None and not series:
         raise PipelineError(
@@ -134,13 +140,17 @@ def _check_series(names: list[str], arrays: Mapping[str, np.ndarray | None], has
             )
 
 
-def _find_image(arrays: Mapping[str, np.ndarray | None]) -> str | None:
+def _find_image(arrays: Mapping[str, np.ndarray | None], has: str) -> str | None:
     """The part that is called image, or the first that has its shape."""
     called = [name for name in arrays if _called(name, _IMAGES)]
     called.sort(key=lambda name: name.rpartition(".")[2] != "image")
     for name in called:
         array = arrays[name]
-        if array is not None and as_image(array) is not None and array.size > 1:
+        if array is None or array.size <= 1:
+            continue
+        if name.rpartition(".")[2] == "image":
+            _check_image(name, array, has)
+        if as_image(array) is not None:
             return name
     for name, array in arrays.items():
         if array is None or array.ndim < 2 or as_image(array) is None:

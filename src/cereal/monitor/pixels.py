@@ -1,8 +1,9 @@
 """From arrays to pixels: what is an image, and which values are black and white.
 
-uint8, bool, floats in 0 to 1   as they are
-all else                        stretched: the least value is black, the greatest white
-nan, inf                        red
+integers in 0 to 255, floats in 0 to 1   as they are
+False and True, only 0 and 1             black and white
+all else                                 stretched: the least is black, the greatest white
+nan, inf                                 red
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ def range_of(images: Sequence[np.ndarray]) -> Range:
     kinds = {colour.dtype.kind for colour in colours}
     note = f"values {number(least)} to {number(most)}"
     black, white = (0.0, 255.0) if kinds <= {"u", "i"} else (0.0, 1.0)
+    if kinds <= {"u", "i"} and least >= 0 and most == 1:  # a mask
+        white, note = 1.0, "values 0 and 1, drawn black and white"
     margin = _NEARLY if "f" in kinds else 0.0
     if least < black - margin or most > white + margin:
         black, white = least, most

@@ -141,6 +141,8 @@ class InMemoryDataset(ABC):
 
 def as_source(value: Any) -> Any:
     """The source that this data is: arrays, arrays in files, or a dataset; None: no data."""
+    if hasattr(value, "__next__"):
+        return None
     if isinstance(value, type) or (callable(value) and not is_dataset(value)):
         return None
     if isinstance(value, InMemoryDataset):

@@ -27,8 +27,7 @@ def mapped_source(arrays: Any, ordering: Any, prefetch_size: int, owner: str) ->
             f"{owner}: `prefetch_size` must be a positive integer, got {prefetch_size!r}."
         )
     if jax.default_backend() == "cpu":
-        device = jax.devices("cpu")[0]
-        taken = jax.tree.map(lambda x: jax.device_put(x, device, may_alias=True), arrays)
+        taken = jax.tree.map(lambda x: jax.device_put(x, may_alias=True), arrays)
         if all(map(_same_memory, jax.tree.leaves(taken), jax.tree.leaves(arrays))):
             return ArraySampleSource(taken, ordering)
     return MemmapSource(arrays, ordering, prefetch_size=ahead)

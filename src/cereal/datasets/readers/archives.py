@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-import tarfile
-import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +19,8 @@ def unzipped(data: bytes, path: Path) -> bytes:
     """The bytes themselves, or what a gzip file of them holds."""
     if data[:2] != _GZIP:
         return data
+    import gzip
+
     size = int.from_bytes(data[-4:], "little")
     try:
         # In one piece, since the size is known; several times as fast as by a file object.
@@ -35,6 +34,8 @@ def unzipped(data: bytes, path: Path) -> bytes:
 
 def tar_members(path: Path, names: Sequence[str]) -> list[bytes]:
     """What the members of these names hold, in this order."""
+    import tarfile
+
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(path) as archive:
@@ -59,6 +60,8 @@ class ZipMembers:
     """The members of a zip archive by name, each read by itself, from any thread."""
 
     def __init__(self, path: Path) -> None:
+        import zipfile
+
         self.path = path
         try:
             with zipfile.ZipFile(path) as archive:

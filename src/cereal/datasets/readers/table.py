@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from ...core.errors import DatasetError
 
 def read_column(path: Path, column: str) -> np.ndarray:
     """The numbers of a column, as float32; each of them must be one."""
+    import csv
+
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         rows = csv.reader(file)
         header = next(rows, [])

@@ -7,7 +7,6 @@ other instruction, or name, is an error.
 
 from __future__ import annotations
 
-import pickletools
 from typing import Any
 
 import numpy as np
@@ -66,6 +65,8 @@ class _Reader:
         self.memo: dict[int, Any] = {}
 
     def run(self, data: bytes) -> Any:
+        import pickletools
+
         for opcode, arg, place in pickletools.genops(data):
             if opcode.name == "STOP":
                 return self.stack.pop()
