@@ -1,11 +1,18 @@
+"""The digits that come with the package."""
+
 from __future__ import annotations
 
+import pickle
 import zipfile
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import jax
 import numpy as np
 import pytest
+from tests.datasets.files import assert_arrays, assert_holds
 
 import cereal
 from cereal.testing import check_source
@@ -24,7 +31,7 @@ def test_images_are_bytes_and_labels_are_digits(split: Any, size: int) -> None:
     dataset = cereal.DigitsDataset(split)
     data = dataset.as_array_dict()
     assert len(dataset) == size
-    assert (data["image"].shape, data["image"].dtype) == ((size, 8, 8), np.uint8)
+    assert (data["image"].shape, data["image"].dtype) == ((size, 8, 8, 1), np.uint8)
     assert (data["label"].shape, data["label"].dtype) == ((size,), np.int32)
     assert set(data["label"]) == set(range(10))
     assert (data["image"].min(), data["image"].max()) == (0, 255)
@@ -46,7 +53,7 @@ def test_images_look_like_their_labels() -> None:
     """The nearest mean of the other split knows four digits of five."""
     train, test = (cereal.DigitsDataset(split).as_array_dict() for split in ("train", "test"))
     means = np.stack([train["image"][train["label"] == digit].mean(0) for digit in range(10)])
-    distance = ((test["image"][:, None].astype(float) - means) ** 2).sum((2, 3))
+    distance = ((test["image"][:, None].astype(float) - means) ** 2).sum((2, 3, 4))
     assert (distance.argmin(1) == test["label"]).mean() > 0.8
 
 
@@ -55,27 +62,44 @@ def test_training_is_the_split_unless_said_otherwise() -> None:
     assert repr(cereal.DigitsDataset("test")) == "DigitsDataset('test'): 297 elements"
 
 
-def test_elements_are_those_of_the_arrays() -> None:
-    dataset = cereal.DigitsDataset("test")
-    data = dataset.as_array_dict()
-    for index in (0, 5, 296, -1):
-        element = dataset[index]
-        np.testing.assert_array_equal(element["image"], data["image"][index])
-        assert element["label"] == data["label"][index]
-    with pytest.raises(IndexError, match="out of bounds"):
-        dataset[297]
+def test_elements_are_those_of_the_file() -> None:
+    """Seventeen levels, as the authors counted them, spread over a byte."""
+    with resources.as_file(FILE) as path, np.load(path) as stored:
+        levels, labels = stored["image"], stored["label"]
+    images = np.round(levels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    for split, part in (("train", slice(0, 1_500)), ("test", slice(1_500, None))):
+        expected = {"image": images[part], "label": labels[part].astype(np.int32)}
+        assert_holds(cereal.DigitsDataset(split), expected)  # type: ignore[arg-type]
 
 
-def test_iterating_ends_after_the_last_element() -> None:
-    assert sum(1 for _ in cereal.DigitsDataset("test")) == 297  # type: ignore[arg-type]
+def test_classes_are_the_digits() -> None:
+    assert cereal.DigitsDataset("test").classes == tuple("0123456789")
+
+
+def test_no_file_is_read_or_written_elsewhere(tmp_path: Path) -> None:
+    assert len(cereal.DigitsDataset("test", tmp_path)) == 297
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_writing_into_the_arrays_changes_no_other_dataset() -> None:
     data = cereal.DigitsDataset("test").as_array_dict()
     data["image"][:] = 0
     assert cereal.DigitsDataset("test").as_array_dict()["image"].any()
-    with pytest.raises(ValueError, match="read-only"):
-        cereal.DigitsDataset("test")[0]["image"][:] = 0
+
+
+def test_the_dataset_may_be_sent_elsewhere() -> None:
+    dataset = cereal.DigitsDataset("test")
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        assert_arrays(pickle.loads(dumps(dataset)).as_array_dict(), dataset.as_array_dict())
+
+
+def test_the_dataset_may_stand_first_in_a_loader() -> None:
+    dataset = cereal.DigitsDataset("test")
+    loader = cereal.DataLoader([dataset, cereal.BatchTransform(99)])
+    batches = [batch for batch, _ in loader]
+    found = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    assert_arrays(found, dataset.as_array_dict())
+    assert_arrays(jax.tree.map(np.asarray, cereal.dataset_to_jax(dataset)), found)
 
 
 def test_the_file_is_small_and_holds_no_pickle() -> None:
@@ -96,6 +120,6 @@ def test_the_arrays_are_a_source() -> None:
 
 @pytest.mark.parametrize("split", ["validation", "Train", None, 0])
 def test_an_unknown_split_is_refused_with_those_that_there_are(split: Any) -> None:
-    message = rf"^DigitsDataset: unknown split {split!r}; it has train and test\."
+    message = rf"^DigitsDataset: unknown split {split!r}; digits has 'train', 'test'\.$"
     with pytest.raises(cereal.PipelineError, match=message):
         cereal.DigitsDataset(split)

@@ -1,20 +1,58 @@
-"""The names that the seeds' blocks use and do not define."""
+"""The names that the seeds' blocks use and do not define, and MNIST for them to train on."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from tests.datasets.files import mnist_names, with_own_hashes, write_mnist
 
 import cereal
 
 Params = dict[str, jax.Array]
-_LEARNING_RATE = 0.2
+_LEARNING_RATE = 0.05
+_GIVEN = Path(os.environ.get("CEREAL_DATA_DIR", "-")).expanduser() / "mnist"
+_REAL = all((_GIVEN / name).is_file() for name in mnist_names("train"))
+_DATA = ["small", *([pytest.param("real", marks=pytest.mark.slow)] if _REAL else [])]
+
+
+@pytest.fixture(scope="session")
+def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded digits in the files of MNIST: three times as large, in a margin of two."""
+    folder = tmp_path_factory.mktemp("data")
+    for split in ("train", "test"):
+        digits = cereal.DigitsDataset(split).as_array_dict()
+        large = digits["image"][..., 0].repeat(3, axis=1).repeat(3, axis=2)
+        images = np.pad(large, ((0, 0), (2, 2), (2, 2)))
+        write_mnist(folder / "mnist", split, images, digits["label"])
+    return folder
+
+
+@pytest.fixture(params=_DATA)
+def mnist(
+    request: pytest.FixtureRequest,
+    small_mnist: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MNIST in the folder of datasets: small, and the real one where the environment has it."""
+    if request.param == "small":
+        record = with_own_hashes(cereal.MNISTDataset.record, small_mnist)
+        monkeypatch.setattr(cereal.MNISTDataset, "record", record)
+        monkeypatch.setenv("CEREAL_DATA_DIR", str(small_mnist))
+        return
+    (tmp_path / "mnist").mkdir()
+    for name in mnist_names("train"):  # by links, so that nothing is written into that folder
+        (tmp_path / "mnist" / name).symlink_to((_GIVEN / name).resolve())
+    monkeypatch.setenv("CEREAL_DATA_DIR", str(tmp_path))
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["params", "step"], meta_fields=["apply_fn"])
@@ -37,7 +75,7 @@ def apply(params: Params, images: jax.Array) -> jax.Array:
 
 
 def model_init() -> TrainState:
-    weight = 0.1 * jax.random.normal(jax.random.key(7), (64, 10))
+    weight = 0.1 * jax.random.normal(jax.random.key(7), (784, 10))
     return TrainState(apply, {"weight": weight, "bias": jnp.zeros(10)}, jnp.int32(0))
 
 
@@ -62,8 +100,8 @@ def update(state: TrainState, batch: dict[str, jax.Array], mask: jax.Array) -> T
 
 
 @pytest.fixture
-def names() -> dict[str, Any]:
-    data = cereal.DigitsDataset(split="train").as_array_dict()
+def names(mnist: None) -> dict[str, Any]:
+    data = cereal.MNISTDataset(split="train").as_array_dict()
     loader = cereal.DataLoader(
         [
             cereal.ArraySampleSource(data, ordering="shuffle"),

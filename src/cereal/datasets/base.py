@@ -20,6 +20,7 @@ class ArrayDataset(InMemoryDataset, Generic[S]):
     """Arrays of one length, by name."""
 
     split: S
+    classes: tuple[str, ...] = ()  # names of the labels 0, 1, 2, ...
     _arrays: Arrays
 
     def __len__(self) -> int:

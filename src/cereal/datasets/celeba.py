@@ -14,7 +14,7 @@ from ..core.extras import needs
 from ..sources.disk import DiskSampleSource
 from .readers.archives import ZipMembers
 from .record import Form, Record, RemoteFile
-from .storage import CacheDir, located
+from .storage import CacheDir, located, said_by
 
 Split = Literal["train", "valid", "test"]
 _SPLITS = ("train", "valid", "test")
@@ -63,14 +63,19 @@ class CelebADataset:
         self.record.check_split(split, owner)
         _, paths = located(self.record, split, cache_dir, verify, owner)
         self.split = split
-        self._archive = ZipMembers(paths[0])
-        names = _names_of(paths[1], _SPLITS.index(split))
-        self.classes, self._attributes = _attributes_of(paths[2], names)
+        with said_by(owner):
+            self._archive = ZipMembers(paths[0])
+            names = _names_of(paths[1], _SPLITS.index(split))
+            self.classes, self._attributes = _attributes_of(paths[2], names)
+            self._members = self._find(names)
+
+    def _find(self, names: list[str]) -> list[str]:
+        """Where images are in the archive."""
         inside = {name.rpartition("/")[2]: name for name in self._archive}
         missing = [name for name in names if name not in inside]
         if missing:
-            raise DatasetError(f"{owner}: {paths[0]} has no image {missing[0]!r}; fetch it again.")
-        self._members = [inside[name] for name in names]
+            raise DatasetError(f"{self._archive.path} has no image {missing[0]!r}; fetch it again.")
+        return [inside[name] for name in names]
 
     @classmethod
     def make_disk_source(
@@ -102,26 +107,39 @@ class CelebADataset:
         try:
             with image.open(io.BytesIO(data)) as opened:
                 pixels = np.asarray(opened.convert("RGB"))
-        except OSError as error:
-            raise DatasetError(f"{self._archive.path}: {name!r} is no image ({error}).") from error
+        except (OSError, ValueError, SyntaxError) as error:
+            raise DatasetError(
+                f"CelebADataset: {self._archive.path}: {name!r} is no whole image; delete it, "
+                f"so that it is fetched again."
+            ) from error
         return {"image": pixels, "attributes": self._attributes[index]}
 
     def as_array_dict(self) -> dict[str, np.ndarray]:
         """All images and attributes as arrays; 24 GB for "train"."""
         spec = self.element_spec()["image"]
         images = np.empty((len(self), *spec.shape), spec.dtype)
-        for index in range(len(self)):
-            images[index] = self[index]["image"]
+        for index, name in enumerate(self._members):
+            image = self[index]["image"]
+            if image.shape != spec.shape:
+                raise DatasetError(
+                    f"CelebADataset: {self._archive.path}: {name!r} has the shape "
+                    f"{list(image.shape)}, and the first image {list(spec.shape)}."
+                )
+            images[index] = image
         return {"image": images, "attributes": self._attributes.copy()}
 
     def __repr__(self) -> str:
         return f"CelebADataset({self.split!r}): {len(self):,} elements"
 
 
+def _lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
 def _names_of(path: Path, number: int) -> list[str]:
     """The images of a split."""
     names = []
-    for at, line in enumerate(path.read_text().splitlines(), 1):
+    for at, line in enumerate(_lines_of(path), 1):
         words = line.split()
         if len(words) != 2 or words[1] not in ("0", "1", "2"):
             raise DatasetError(f"{path}, line {at}: {line!r:.60} is no name and number of a split.")
@@ -134,7 +152,7 @@ def _names_of(path: Path, number: int) -> list[str]:
 
 def _attributes_of(path: Path, names: list[str]) -> tuple[tuple[str, ...], np.ndarray]:
     """The names of the attributes, and 0 or 1 for each of them and each image."""
-    lines = path.read_text().splitlines()
+    lines = _lines_of(path)
     titles = tuple(lines[1].split()) if len(lines) > 1 else ()
     rows = {}
     for at, line in enumerate(lines[2:], 3):

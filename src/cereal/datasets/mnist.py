@@ -223,7 +223,7 @@ class EMNISTDataset(RecordedDataset[Split]):
 
 
 def _subset(subset: str, owner: str) -> Record:
-    if subset not in _EMNIST:
+    if not isinstance(subset, str) or subset not in _EMNIST:
         known = ", ".join(map(repr, _EMNIST))
         raise PipelineError(f"{owner}: unknown subset {subset!r}; EMNIST has {known}.")
     return _EMNIST[subset]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers as numbers_abc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -111,7 +112,8 @@ def _span(
         if (as_whole(length) or 0) < 1:
             raise PipelineError(f"{owner}: `{name}` must be a positive integer, got {length!r}.")
     train, val = fractions
-    if not (0 < train <= 1 and 0 <= val < 1 and train + val <= 1):
+    numbers = all(isinstance(part, numbers_abc.Real) for part in fractions)
+    if not numbers or not (0 < train <= 1 and 0 <= val < 1 and train + val <= 1):
         raise PipelineError(
             f"{owner}: `train_fraction` and `val_fraction` must be parts of 1, got {train!r} and "
             f"{val!r}; what is left of 1 is the test split."

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.errors import DatasetError, PipelineError
@@ -50,13 +52,20 @@ def _by_hand(files: tuple[RemoteFile, ...], folder: Path, record: Record) -> str
     )
 
 
+@contextlib.contextmanager
+def said_by(owner: str) -> Iterator[None]:
+    """Errors begin with the one whose call it was."""
+    try:
+        yield
+    except DatasetError as error:
+        raise DatasetError(f"{owner}: {error}") from error
+
+
 def load(record: Record, split: str, cache_dir: CacheDir, verify: bool, owner: str) -> Arrays:
     """A split's arrays, in memory and read-only."""
     form, paths = located(record, split, cache_dir, verify, owner)
-    try:
+    with said_by(owner):
         arrays = form.read(paths, split)
-    except DatasetError as error:
-        raise DatasetError(f"{owner}: {error}") from error
     for array in arrays.values():
         array.flags.writeable = False
     return arrays
@@ -64,25 +73,38 @@ def load(record: Record, split: str, cache_dir: CacheDir, verify: bool, owner: s
 
 def mapped(record: Record, split: str, cache_dir: CacheDir, verify: bool, owner: str) -> Arrays:
     """A split's arrays, in files that are mapped into memory; written at the first call."""
+    if not verify:  # its word is of the files that are there
+        located(record, split, cache_dir, verify, owner)
     name = f"{split}-{_version(record, split, cache_dir, verify)}"
     shelves = [data_dir(cache_dir) / record.folder / "arrays"]
-    if not shelves[0].is_dir() and not _can_write(shelves[0]):  # data on a read-only drive
+    if not _can_write(shelves[0]):  # data on a read-only drive
         shelves.append(_own_cache() / record.folder / "arrays")
     for shelf in shelves:
         if (shelf / name).is_dir():
-            return open_arrays(shelf / name, owner)
+            return _opened(shelf / name, owner)
     shelf = shelves[-1]
     try:
-        with locked(shelf):
+        with locked(shelf) as alone:
             if not (shelf / name).is_dir():
                 arrays = load(record, split, cache_dir, verify, owner)
+                for left in shelf.glob(f".{split}-*") if alone else ():  # by one that was killed
+                    shutil.rmtree(left, ignore_errors=True)
                 with contextlib.suppress(PipelineError):  # where there are no locks: it is there
                     save_arrays(shelf / name, arrays)
     except DatasetError:
         raise
     except OSError as error:
-        raise cannot_write(shelf / name, error) from error
-    return open_arrays(shelf / name, owner)
+        raise DatasetError(f"{owner}: {cannot_write(shelf / name, error)}") from error
+    return _opened(shelf / name, owner)
+
+
+def _opened(folder: Path, owner: str) -> Arrays:
+    try:
+        return open_arrays(folder, owner)
+    except PipelineError as error:
+        raise DatasetError(
+            f"{error}\nThese are unpacked data: delete {folder}, and they are unpacked anew."
+        ) from error
 
 
 def _version(record: Record, split: str, cache_dir: CacheDir, verify: bool) -> str:

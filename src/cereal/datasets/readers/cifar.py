@@ -41,27 +41,43 @@ def from_pickles(parts: Sequence[tuple[bytes, str]], labels: dict[str, str]) -> 
     for data, where in parts:
         batch = unpickled(data, where)
         batch = batch if isinstance(batch, dict) else {}
-        pixels.append(_member(batch, "data", where))
+        rows = _member(batch, "data", where)
+        if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2:
+            rows = np.empty((0, 0), np.uint8)
+        pixels.append(rows)
         for name, theirs in labels.items():
-            columns[name].append(np.asarray(_member(batch, theirs, where), np.int32))
-        counts = {len(pixels[-1]), *(len(found[-1]) for found in columns.values())}
-        if np.shape(pixels[-1])[1:] != (_PIXELS,) or len(counts) > 1:
+            columns[name].append(_whole_numbers(_member(batch, theirs, where)))
+        counts = [len(rows), *(len(found[-1]) for found in columns.values())]
+        if rows.shape[1] != _PIXELS or len(set(counts)) > 1 or not counts[0]:
             raise DatasetError(
-                f"{where} has pixels {list(np.shape(pixels[-1]))} and {sorted(counts)} labels; a "
-                f"row of {_PIXELS} bytes per label should be there."
+                f"{where} has no uint8[n,{_PIXELS}] of pixels with as many whole numbers as labels "
+                f"(found {' and '.join(map(str, counts))}); is it a CIFAR batch?"
             )
     return _arranged(np.concatenate(pixels), {n: np.concatenate(c) for n, c in columns.items()})
 
 
 def _member(batch: Any, name: str, where: str) -> Any:
     if name not in batch:
-        raise DatasetError(f"{where} has no {name!r}, but {sorted(batch)}; is it a CIFAR batch?")
+        found = f"{list(batch)}"
+        raise DatasetError(f"{where} has no {name!r}, but {found:.200}; is it a CIFAR batch?")
     return batch[name]
+
+
+def _whole_numbers(values: Any) -> np.ndarray:
+    """A flat list or array of them; empty: it is something else."""
+    flat = isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu"
+    listed = isinstance(values, list | tuple) and all(type(each) is int for each in values)
+    if not (flat or listed) or any(not 0 <= each < 2**31 for each in values):
+        return np.empty(0, np.int32)
+    return np.asarray(values, np.int32)
 
 
 def _arranged(pixels: np.ndarray, labels: Arrays) -> Arrays:
     planes = pixels.reshape(-1, 3, 32, 32)
-    return {"image": np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), **labels}
+    return {
+        "image": np.ascontiguousarray(planes.transpose(0, 2, 3, 1)),
+        **dict(sorted(labels.items(), reverse=True)),
+    }
 
 
 def binary_archive(members: dict[str, Sequence[str]], labels: Sequence[str]) -> Any:

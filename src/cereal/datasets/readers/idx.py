@@ -31,9 +31,14 @@ def parse_idx(data: bytes, where: Path | str) -> np.ndarray:
         )
     axes, dtype = data[3], np.dtype(_TYPES[data[2]])
     begin = 4 + 4 * axes
+    if len(data) < begin:
+        raise DatasetError(
+            f"{where} is truncated: it has {len(data)} bytes, and its header alone {begin}. Delete "
+            f"it, so that it is fetched again."
+        )
     shape = tuple(np.frombuffer(data[4:begin], ">u4").tolist())
     size = begin + math.prod(shape) * dtype.itemsize
-    if len(shape) < axes or len(data) != size:
+    if len(data) != size:
         said = "x".join(map(str, shape))
         raise DatasetError(
             f"{where} is {'truncated' if len(data) < size else 'too long'}: it has {len(data):,} "

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ...core.errors import DatasetError
+
+_MOST = float(np.finfo(np.float32).max)
 
 
 def read_column(path: Path, column: str) -> np.ndarray:
     """The numbers of a column, as float32; each of them must be one."""
     import csv
 
+    try:
+        return _column(path, column, csv.reader)
+    except csv.Error as error:
+        raise DatasetError(f"{path} is no table ({error}); is it another file?") from error
+
+
+def _column(path: Path, column: str, reader: Any) -> np.ndarray:
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        rows = csv.reader(file)
+        rows = reader(file)
         header = next(rows, [])
         if column not in header:
             raise DatasetError(
@@ -34,7 +44,7 @@ def _number(row: list[str], at: int, path: Path, line: int, column: str) -> floa
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    if not abs(value) <= _MOST:
         raise DatasetError(
             f"{path}, line {line}: {column!r} is {text!r}, which is no finite number. Mend or "
             f"remove the line; a model would learn NaN from it."

@@ -17,6 +17,7 @@ _MARK = object()
 _ARRAY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
 _NAMES = {
     **{(module, "_reconstruct"): "new array" for module in _ARRAY_MODULES},
+    **{(f"numpy.{c}.numeric", "_frombuffer"): "whole array" for c in ("core", "_core")},
     ("numpy", "ndarray"): "array",
     ("numpy", "dtype"): "dtype",
     ("_codecs", "encode"): "encode",  # how Python 3 writes bytes for Python 2
@@ -25,7 +26,7 @@ _VALUES = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _NUMBERS = {"BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT"}
 _TEXTS = {"BINUNICODE", "SHORT_BINUNICODE", "UNICODE", "BINUNICODE8"}
 _OLD_TEXTS = {"BINSTRING", "SHORT_BINSTRING", "STRING"}  # bytes or text: Python 2 did not say
-_BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
+_BYTES = {"BYTEARRAY8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
 _EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _SILENT = {"PROTO", "FRAME"}
@@ -95,6 +96,8 @@ class _Reader:
             stack.append(_gathered(name, self.marked()))
         elif name in _TUPLES:
             count = _TUPLES[name]
+            if len(stack) < count:
+                raise ValueError("the stack runs empty")
             stack[-count:] = [tuple(stack[-count:])]
         elif name in ("APPEND", "APPENDS"):
             values = [stack.pop()] if name == "APPEND" else self.marked()
@@ -151,6 +154,10 @@ def _reduced(name: Any, args: Any) -> Any:
         raise ValueError("something is called that is no name")
     if name == "new array":
         return _Array()
+    if name == "whole array":
+        raw, dtype, shape, order = args
+        array = _Array()
+        return _built(array, (1, shape, dtype, order == "F", raw))
     if name == "dtype":
         return _Dtype(_text(args[0]))
     if name == "encode":
@@ -178,12 +185,41 @@ def _text(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, _Array):
-        return value.made
-    if isinstance(value, _Name | _Dtype):
-        raise ValueError("a bare name")
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_plain(each) for each in value)
-    return value
+    return _Plain().of(value)
+
+
+class _Plain:
+    """Copies what was built; what is shared stays shared, so that no copy outgrows its pickle."""
+
+    def __init__(self) -> None:
+        self.done: dict[int, Any] = {}
+        self.open: set[int] = set()
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, _Array) and value.made is not None:
+            return value.made
+        if isinstance(value, _Array | _Name | _Dtype) or value is _MARK:
+            raise ValueError("a bare name, mark, dtype or array without contents")
+        if not isinstance(value, dict | list | tuple):
+            return value
+        if id(value) not in self.done:
+            if id(value) in self.open:
+                raise ValueError("something that holds itself")
+            self.open.add(id(value))
+            self.done[id(value)] = self.copy(value)
+        return self.done[id(value)]
+
+    def copy(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            for key in value:
+                _check_key(key)
+            return {key: self.of(each) for key, each in value.items()}
+        return type(value)(self.of(each) for each in value)
+
+
+def _check_key(key: Any) -> None:
+    for each in key if isinstance(key, tuple) else (key,):
+        if isinstance(each, tuple):
+            _check_key(each)
+        elif each is not None and type(each) not in (bool, int, float, str, bytes):
+            raise ValueError("a key that is no plain value")
