@@ -1,4 +1,4 @@
-"""What all tests share: four CPU devices, a strict JAX for those who ask, and leak watchers."""
+"""What all tests share: four CPU devices, a strict JAX, a small MNIST, and leak watchers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ if threading.current_thread() is threading.main_thread():
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from tests.datasets.files import with_own_hashes, write_mnist  # noqa: E402
+
+import cereal  # noqa: E402
 
 # The first example of a property compiles, which takes longer than any deadline.
 hypothesis.settings.register_profile("cereal", deadline=None)
@@ -75,3 +79,23 @@ def _open_files() -> dict[str, str]:
         except FileNotFoundError:  # the listing's own
             continue
     return found
+
+
+@pytest.fixture(scope="session")
+def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded digits in the files of MNIST: three times as large, in a margin of two."""
+    folder = tmp_path_factory.mktemp("data")
+    for split in ("train", "test"):
+        digits = cereal.DigitsDataset(split).as_array_dict()
+        large = digits["image"][..., 0].repeat(3, axis=1).repeat(3, axis=2)
+        images = np.pad(large, ((0, 0), (2, 2), (2, 2)))
+        write_mnist(folder / "mnist", split, images, digits["label"])
+    return folder
+
+
+@pytest.fixture
+def mnist_is_small(small_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `MNISTDataset` finds in the folder of datasets is the small one."""
+    record = with_own_hashes(cereal.MNISTDataset.record, small_mnist)
+    monkeypatch.setattr(cereal.MNISTDataset, "record", record)
+    monkeypatch.setenv("CEREAL_DATA_DIR", str(small_mnist))

@@ -14,7 +14,11 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_python_block_of_the_page_runs(page: Path) -> None:
+@pytest.mark.usefixtures("mnist_is_small")
+def test_every_python_block_of_the_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     text, names = page.read_text(), {"__name__": "__main__"}
     for block in BLOCK.finditer(text):
         line = text.count("\n", 0, block.start(1))

@@ -11,9 +11,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from tests.datasets.files import mnist_names, with_own_hashes, write_mnist
+from tests.datasets.files import mnist_names
 
 import cereal
 
@@ -24,30 +23,15 @@ _REAL = all((_GIVEN / name).is_file() for name in mnist_names("train"))
 _DATA = ["small", *([pytest.param("real", marks=pytest.mark.slow)] if _REAL else [])]
 
 
-@pytest.fixture(scope="session")
-def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded digits in the files of MNIST: three times as large, in a margin of two."""
-    folder = tmp_path_factory.mktemp("data")
-    for split in ("train", "test"):
-        digits = cereal.DigitsDataset(split).as_array_dict()
-        large = digits["image"][..., 0].repeat(3, axis=1).repeat(3, axis=2)
-        images = np.pad(large, ((0, 0), (2, 2), (2, 2)))
-        write_mnist(folder / "mnist", split, images, digits["label"])
-    return folder
-
-
 @pytest.fixture(params=_DATA)
 def mnist(
     request: pytest.FixtureRequest,
-    small_mnist: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """MNIST in the folder of datasets: small, and the real one where the environment has it."""
     if request.param == "small":
-        record = with_own_hashes(cereal.MNISTDataset.record, small_mnist)
-        monkeypatch.setattr(cereal.MNISTDataset, "record", record)
-        monkeypatch.setenv("CEREAL_DATA_DIR", str(small_mnist))
+        request.getfixturevalue("mnist_is_small")
         return
     (tmp_path / "mnist").mkdir()
     for name in mnist_names("train"):  # by links, so that nothing is written into that folder

@@ -1,0 +1,235 @@
+"""Grain's datasets first in a loader's list, and its transforms in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cereal
+from cereal import BatchTransform, DataLoader, DatasetSource, IterableSource, PipelineError
+
+from .checks import (
+    IMAGES,
+    LABELS,
+    N,
+    check_in_jit,
+    check_resume,
+    check_shuffled,
+    check_values,
+    equal,
+    loader_of,
+    rows,
+)
+
+pytestmark = pytest.mark.bridges
+grain = pytest.importorskip("grain")
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left() -> Iterator[None]:
+    """Grain's threads end soon after their iterator is gone; so it must be gone."""
+    before = set(threading.enumerate())
+    yield
+    gc.collect()
+    left = [each for each in threading.enumerate() if each not in before and not each.daemon]
+    for thread in left:
+        thread.join(timeout=30)
+    assert not [thread.name for thread in left if thread.is_alive()]
+
+
+class Source:
+    """A data source, as Grain wants one."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __repr__(self) -> str:
+        return "Source()"  # a state of Grain's loader belongs to a source of this name
+
+    def __getitem__(self, index: int) -> Any:
+        return {"image": IMAGES[index], "label": int(LABELS[index])}
+
+
+def mapped() -> Any:
+    return grain.MapDataset.source(Source())
+
+
+def inverted() -> Any:
+    return mapped().map(lambda element: {**element, "image": 255 - element["image"]})
+
+
+WANTED = {"image": IMAGES, "label": LABELS}
+DATASETS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "source": (Source, WANTED),
+    "MapDataset": (mapped, WANTED),
+    "mapped": (inverted, {"image": 255 - IMAGES, "label": LABELS}),
+}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_bare_dataset_gives_its_elements(name: str) -> None:
+    make, wanted = DATASETS[name]
+    check_values(make(), wanted)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_shuffled_epoch_is_complete(name: str) -> None:
+    make, wanted = DATASETS[name]
+    source = DatasetSource(make(), ordering="shuffle")
+    check_shuffled(source, wanted, lambda found: found["label"])
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_it_goes_on_in_the_middle_of_an_epoch(name: str) -> None:
+    check_resume(*DATASETS[name])
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_it_is_read_inside_of_jit(name: str) -> None:
+    make, wanted = DATASETS[name]
+    check_in_jit(make(), wanted)
+
+
+def test_batches_are_those_of_its_own_batching() -> None:
+    own = list(mapped().batch(5))
+    ours = list(DataLoader([mapped(), BatchTransform(5)]))
+    assert len(own) == len(ours) == 2
+    for theirs, (batch, _) in zip(own, ours, strict=True):
+        equal(batch, {**theirs, "label": theirs["label"].astype(np.int32)})
+
+
+def test_its_own_shuffle_is_kept() -> None:
+    shuffled = mapped().seed(3).shuffle()
+    order = np.array([element["label"] for element in shuffled])
+    assert sorted(order.tolist()) == list(range(N)) != order.tolist()
+    equal(rows(loader_of(shuffled)), {"image": IMAGES[order], "label": LABELS[order]})
+
+
+def test_a_slice_and_a_mixture_are_datasets_too() -> None:
+    assert rows(loader_of(mapped()[2:8]))["label"].tolist() == [2, 3, 4, 5, 6, 7]
+    mixed = grain.MapDataset.mix([mapped(), mapped()], weights=[0.5, 0.5])
+    own = [element["label"] for element in mixed]
+    assert rows(loader_of(mixed))["label"].tolist() == own
+
+
+def test_it_becomes_arrays_in_one_call() -> None:
+    equal(cereal.dataset_to_jax(mapped()), WANTED)
+
+
+def test_read_once_it_trains_in_one_program() -> None:
+    loader = DataLoader([mapped(), cereal.CacheTransform("device"), BatchTransform(5)])
+    body = lambda carry, batch, mask: (carry, batch["label"])  # noqa: E731
+    _, _, found = loader.scan_epoch(loader.init_state(0), 0, body)
+    assert found.reshape(-1).tolist() == LABELS.tolist()
+
+
+# Its transforms, in the list
+
+
+class Invert(grain.transforms.Map):
+    def map(self, element: Any) -> Any:
+        return {**element, "image": 255 - element["image"]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift(grain.transforms.RandomMap):
+    most: int
+
+    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+        return {**element, "shift": rng.integers(self.most)}
+
+
+class Odd(grain.transforms.Filter):
+    def filter(self, element: Any) -> bool:
+        return element["label"] % 2 == 1
+
+
+def loader_with(*stages: Any, workers: int = 2) -> DataLoader[Any]:
+    return DataLoader([Source(), *stages, BatchTransform(4, pad_last_batch=True)], workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_map_is_a_host_stage(workers: int) -> None:
+    found = rows(loader_with(Invert(), workers=workers))
+    equal(found, {"image": 255 - IMAGES, "label": LABELS})
+
+
+def test_a_random_map_draws_anew_for_every_element_of_every_epoch() -> None:
+    found = [rows(loader_with(Shift(1000), workers=w), epochs=2)["shift"] for w in (0, 2)]
+    np.testing.assert_array_equal(*found)
+    assert len(set(found[0].tolist())) > N  # 20 draws out of 1000
+    assert found[0][:N].tolist() != found[0][N:].tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_filter_masks(workers: int) -> None:
+    found = rows(loader_with(Odd(), Invert(), workers=workers))
+    equal(found, {"image": 255 - IMAGES[1::2], "label": LABELS[1::2]})
+
+
+def test_a_class_of_transform_is_told_to_be_an_instance() -> None:
+    with pytest.raises(PipelineError, match=r"stage 1 is the class Invert, not an instance"):
+        loader_with(Invert)
+    with pytest.raises(PipelineError, match=r"stage 0 is the class Source, not an instance"):
+        loader_of(Source)
+
+
+def test_its_batch_is_told_the_name_of_ours() -> None:
+    with pytest.raises(PipelineError, match=r"stage 1 .*BatchTransform\("):
+        loader_with(grain.transforms.Batch(2))
+
+
+# What only iterates
+
+
+@pytest.mark.parametrize("length", [None, N])
+def test_an_iterator_with_a_state_resumes_by_it(length: int | None) -> None:
+    dataset = mapped().seed(0).shuffle().to_iter_dataset()
+    order = np.array([element["label"] for element in dataset])
+
+    def source() -> Any:
+        return IterableSource(lambda: iter(dataset), length=length)
+
+    wanted = {"image": IMAGES[order], "label": LABELS[order]}
+    check_values(source(), wanted)
+    check_resume(source, wanted)
+    check_in_jit(source(), wanted)
+
+
+def test_its_own_loader_is_read_through_a_function_that_makes_it() -> None:
+    sampler = grain.samplers.SequentialSampler(N, grain.sharding.NoSharding())
+
+    def source() -> Any:
+        loader = grain.DataLoader(data_source=Source(), sampler=sampler, operations=[Invert()])
+        return IterableSource(lambda: iter(loader))
+
+    wanted = {"image": 255 - IMAGES, "label": LABELS}
+    check_values(source(), wanted)
+    check_resume(source, wanted)
+
+
+def test_what_only_iterates_is_told_where_to_go() -> None:
+    with pytest.raises(PipelineError, match="IterableSource"):
+        loader_of(mapped().to_iter_dataset())
+
+
+# What is wrong
+
+
+def test_its_filter_leaves_holes_and_is_told_to_go_into_the_list() -> None:
+    for odd in (0, 1):  # the first element is a hole, or the second
+        holes = mapped().filter(lambda element, odd=odd: element["label"] % 2 == odd)
+        with pytest.raises(PipelineError, match=r"None.*HostFilterTransform"):
+            rows(loader_of(holes))
+
+
+def test_repeated_without_end_it_is_told_how_long_it_may_be() -> None:
+    with pytest.raises(PipelineError, match=r"has 9223372036854775807 elements"):
+        loader_of(mapped().repeat())
+    assert rows(loader_of(mapped().repeat(2)))["label"].tolist() == LABELS.tolist() * 2
