@@ -45,7 +45,7 @@ tutorial: .venv-bridges/.installed ## MNIST through cereal and through four othe
 	$(PYTHON) -m venv .venv-bridges
 	$(BRIDGES)/pip install --quiet --disable-pip-version-check --editable '.[dev]' '$(TORCH)'
 	$(BRIDGES)/pip install --quiet --disable-pip-version-check array_record datasets grain \
-		tensorflow-cpu tensorflow-datasets
+		tensorflow-cpu tensorflow-datasets importlib_resources
 	@touch $@
 
 lint: $(INSTALLED) ## Check style and formatting

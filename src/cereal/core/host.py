@@ -163,6 +163,8 @@ def first_element(source: Any, wanted: Any = None, otherwise: Any = None) -> Any
     if first is None:
         raise PipelineError(f"{source.label}: all of its first {tries} elements are left out.")
     message = str(first).strip().partition("\n")[0]
+    hint = "; for what only iterates, write `IterableSource(lambda: iter(...))`"
     raise PipelineError(
         f"{source.label} failed on its first elements: {type(first).__name__}: {message}"
+        f"{hint if isinstance(first, NotImplementedError) else ''}"
     ) from first

@@ -9,6 +9,7 @@ and dtype, in the types that JAX has.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from .reading import SKIPPED, Reading, at_element, for_each, reading, reading_as
 from .spec import Spec, format_spec
 
 OBJECT = np.dtype(object)
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _NUMBERS = (bool, int, float, complex)
 
 
@@ -83,13 +85,16 @@ class Taken:
         out = [reading().empty((self.n, *s.shape), s.dtype) for s in spec.leaves]
 
         def write(lane: int, value: Any) -> None:
-            for room, leaf in zip(out, leaves_of(value, spec), strict=True):
+            for room, leaf in zip(out, _writable(value, spec), strict=True):
                 room[lane] = leaf
 
         def put(lane: int) -> Any:
             value = self.element(lane)
             if value is SKIPPED:
                 return SKIPPED
+            with contextlib.suppress(Exception):
+                return write(lane, value)
+            # Again, where the error gets its place and its policy.
             again = at_element(stage, rows, lane, lambda: write(lane, value))
             if again is None or again is SKIPPED:
                 return again
@@ -134,12 +139,22 @@ def _kept(values: list[Any]) -> np.ndarray | None:
 
 def leaves_of(element: Any, spec: Spec) -> list[np.ndarray]:
     """The arrays of an element, if it is as the spec says."""
+    return [np.asarray(leaf) for leaf in _writable(element, spec)]
+
+
+def _writable(element: Any, spec: Spec) -> list[Any]:
+    """The same, with Python's integers as they are: NumPy writes them into a batch much faster."""
     try:
         leaves = spec.structure.flatten_up_to(element)
     except (ValueError, TypeError, KeyError) as error:
         raise _changed(element, spec) from error
-    arrays = []
-    for leaf, promised in zip(leaves, spec.leaves, strict=True):
+    for place, promised in enumerate(spec.leaves):
+        leaf = leaves[place]
+        if type(leaf) is np.ndarray:
+            if leaf.dtype == promised.dtype and leaf.shape == promised.shape:
+                continue  # the common case: no more questions
+        elif type(leaf) is int and _holds(promised, leaf):
+            continue
         array = as_array(leaf)
         if (
             array is None
@@ -147,8 +162,15 @@ def leaves_of(element: Any, spec: Spec) -> list[np.ndarray]:
             or canonical(array.dtype) != promised.dtype
         ):
             raise _changed(element, spec)
-        arrays.append(array)
-    return arrays
+        leaves[place] = array
+    return leaves
+
+
+def _holds(promised: Any, number: int) -> bool:
+    """Whether a Python integer can be written where an int32 is promised."""
+    if promised.dtype != _INT32 or promised.shape != () or not -(2**31) <= number < 2**31:
+        return False
+    return canonical(_INT64) == _INT32
 
 
 def as_arrays(made: Any, spec: Spec) -> Any:
@@ -160,6 +182,12 @@ def as_arrays(made: Any, spec: Spec) -> Any:
 
 def _changed(element: Any, spec: Spec) -> PipelineError:
     found = format_spec(spec_of_element(element))
+    if element is None or spec.structure.num_leaves == 0:
+        return PipelineError(
+            f"an element is {found}, where {spec} was promised (by the first element): where a "
+            f"dataset leaves elements out, it gives None; leave them out in the list instead: "
+            f"`HostFilterTransform(fn)`."
+        )
     return PipelineError(
         f"an element is {found}, where {spec} was promised (by `sample_spec`, or by the first "
         f"element); elements of a batch have one shape and dtype: resize them in a "
@@ -181,7 +209,7 @@ def as_array(leaf: Any) -> np.ndarray | None:
     ):
         try:
             array = np.asarray(leaf)
-        except ValueError:  # lists of different lengths
+        except (ValueError, TypeError, RuntimeError):  # ragged lists; bfloat16 tensors; gradients
             return None
         if type(leaf) is list and array.dtype == np.int64 and array.size:
             for extreme in (array.min(), array.max()):
@@ -190,9 +218,14 @@ def as_array(leaf: Any) -> np.ndarray | None:
     return None
 
 
+@functools.lru_cache(maxsize=16)
+def _limits(dtype: np.dtype[Any]) -> Any:
+    return np.iinfo(dtype)
+
+
 def _fitting(value: int, dtype: Any) -> Any:
-    dtype = np.dtype(np.int64) if dtype is None else dtype
-    narrow = np.iinfo(canonical(dtype))
+    dtype = _INT64 if dtype is None else dtype
+    narrow = _limits(canonical(dtype))
     if not narrow.min <= value <= narrow.max:
         raise PipelineError(
             f"the integer {value} does not fit {narrow.dtype}, which JAX has in its place; "

@@ -26,6 +26,8 @@ def located(
     record: Record, split: str, cache_dir: CacheDir, verify: bool, owner: str
 ) -> tuple[Form, list[Path]]:
     """The files of a split, fetched if need be, and the form that they have."""
+    if not any(form.files_of(split) for form in record.forms):  # it comes with the package
+        return record.forms[0], []
     folder = data_dir(cache_dir) / record.folder
     form = _form_at_hand(record, split, folder)
     files = form.files_of(split)

@@ -12,6 +12,7 @@ from jax.sharding import SingleDeviceSharding
 
 from ..core.errors import PipelineError
 from ..core.spec import is_array_like
+from ..core.taken import is_leaf
 from .words import pack, worth_packing
 
 
@@ -107,6 +108,14 @@ def _native(array: Any) -> Any:
     return array.astype(array.dtype.newbyteorder("="))
 
 
+def _elements_of(dataset: Any) -> list[Any]:
+    many, n = getattr(dataset, "__getitems__", None), len(dataset)
+    if many is None:
+        return [dataset[i] for i in range(n)]
+    chunks = [many(list(range(i, min(i + 1024, n)))) for i in range(0, n, 1024)]
+    return [element for chunk in chunks for element in chunk]
+
+
 def _arrays_of(dataset: Any, owner: str) -> Any:
     if hasattr(dataset, "as_array_dict"):
         return dataset.as_array_dict()
@@ -121,9 +130,9 @@ def _arrays_of(dataset: Any, owner: str) -> Any:
         )
     if len(dataset) == 0:
         raise PipelineError(f"{owner}: `dataset` is empty.")
-    elements = [dataset[i] for i in range(len(dataset))]
+    elements = _elements_of(dataset)
     try:
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *elements)
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *elements, is_leaf=is_leaf)
     except ValueError as error:
         reason = str(error).strip().partition("\n")[0]
         raise PipelineError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from ..core.errors import PipelineError, UsageError
@@ -79,8 +79,16 @@ def _first(stage: Any) -> Source[Any]:
         return made
     raise PipelineError(
         f"{where} must be a source, arrays, or a dataset with `__len__` and `__getitem__`, got "
-        f"{_describe(stage)}; start the list with, for example, `ArraySampleSource(data)`."
+        f"{_describe(stage)}; {_instead(stage)}."
     )
+
+
+def _instead(stage: Any) -> str:
+    if isinstance(stage, Mapping) and any(is_dataset(value) for value in stage.values()):
+        return f"these are several datasets: pass one of them, {', '.join(map(repr, stage))}"
+    if hasattr(stage, "__iter__") and not isinstance(stage, str | bytes | Mapping | Set):
+        return "for what only iterates, write `IterableSource(lambda: iter(...))`"
+    return "start the list with, for example, `ArraySampleSource(data)`"
 
 
 def _attach(source: Source[Any], stage: Any, where: str) -> Source[Any]:
@@ -91,9 +99,11 @@ def _attach(source: Source[Any], stage: Any, where: str) -> Source[Any]:
         )
     stage = _as_host_stage(stage)
     if not callable(stage):
+        size = getattr(stage, "batch_size", None)
+        batch = f"write `BatchTransform({size})`" if isinstance(size, int) else ""
         raise PipelineError(
             f"{where} must be a transform or a function from source to source, got "
-            f"{_describe(stage)}; for a function of batches write `MapTransform(fn)`."
+            f"{_describe(stage)}; {batch or 'for a function of batches write `MapTransform(fn)`'}."
         )
     name = stage.label if isinstance(stage, Transform) else _describe(stage)
     try:

@@ -47,9 +47,10 @@ class Bookmark(NamedTuple):
 class _Live:
     """An iterator on its way."""
 
-    def __init__(self, made: Any, epoch: int) -> None:
+    def __init__(self, made: Any, epoch: int, shared: bool = False) -> None:
         self.made, self.epoch, self.position = made, epoch, 0
-        self.own = next((pair for pair in _STATES if all(hasattr(made, n) for n in pair)), None)
+        own = (pair for pair in _STATES if all(hasattr(made, n) for n in pair))
+        self.own = None if shared else next(own, None)  # a shared one's state is all epochs'
         self.iterator: Any = None
 
     # Copies, since the iterator may go on writing into what it gives or gets.
@@ -111,6 +112,7 @@ class StreamData(ElementData):
         self._marks: deque[Bookmark] = deque(maxlen=_MOST_BOOKMARKS)
         self._warned = False
         self.no_bookmark: Any = None
+        self.shared = False  # whether one iterable serves all epochs, and its state with it
 
     @property
     def name(self) -> str:
@@ -121,6 +123,9 @@ class StreamData(ElementData):
         """The first element, to see what elements look like; it will be given to who asks."""
         try:
             live = self._new(0)
+            if live.own is not None and not hasattr(live.made, "__next__"):
+                self.shared = self._new(0).made is live.made
+                live = self._new(0)
             self.sample = live.next()
         except StopIteration:
             raise PipelineError(f"{label}: the iterator gave no element at all.") from None
@@ -208,7 +213,7 @@ class StreamData(ElementData):
             self._made = weakref.ref(made)
         except TypeError:  # built-in iterators cannot be referred to weakly
             self._made = lambda: made
-        return _Live(made, epoch)
+        return _Live(made, epoch, self.shared)
 
     def _at_or_before(self, epoch: int, position: int) -> _Live:
         """An iterator that stands at the position, or will come to it: the nearest, or one that
@@ -273,7 +278,14 @@ class StreamData(ElementData):
         return self.make
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.make, self.length, self.with_epoch, self.sample, self.no_bookmark)
+        return _again, (
+            self.make,
+            self.length,
+            self.with_epoch,
+            self.sample,
+            self.no_bookmark,
+            self.shared,
+        )
 
 
 class _Dead(BaseException):
@@ -295,9 +307,11 @@ class _Dead(BaseException):
         return cause
 
 
-def _again(make: Any, length: Any, with_epoch: bool, sample: Any, bookmark: Any) -> StreamData:
+def _again(
+    make: Any, length: Any, with_epoch: bool, sample: Any, bookmark: Any, shared: bool
+) -> StreamData:
     made = StreamData(make, length, with_epoch)
-    made.sample, made.no_bookmark = sample, bookmark
+    made.sample, made.no_bookmark, made.shared = sample, bookmark, shared
     return made
 
 
