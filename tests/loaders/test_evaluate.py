@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -330,3 +331,44 @@ def test_what_is_no_function_is_refused() -> None:
     not_a_function: Any = {"loss": 1}
     with pytest.raises(cereal.PipelineError, match="`fn` must be callable, got dict"):
         evaluate(in_order(), not_a_function)
+
+
+# Parameters that are new in every call
+
+
+def by_a_function(predict: Any, weights: Any) -> Any:
+    def scores(batch: Any) -> Any:
+        return predict(weights, batch)
+
+    return lambda batch: scores(batch)
+
+
+def by_partials(predict: Any, weights: Any) -> Any:
+    inner = functools.partial(predict, weights)
+    return lambda batch: [inner][0](batch)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda predict, weights: lambda batch: predict(weights, batch),
+        functools.partial,
+        by_a_function,
+        by_partials,
+    ],
+    ids=["closed over", "partial", "in a function of a function", "in a partial of a function"],
+)
+def test_new_parameters_compile_nothing_wherever_the_function_has_them(make: Any) -> None:
+    rows = np.arange(12.0).reshape(6, 2)
+    loader = DataLoader([ArraySampleSource(rows), BatchTransform(2)])
+    traces = itertools.count()
+
+    def predict(weights: Any, batch: Any) -> Any:
+        next(traces)
+        return batch @ weights
+
+    for number in range(4):
+        weights = jnp.full(2, float(number))
+        found = evaluate(loader, make(predict, weights))
+        assert float(found) == pytest.approx((rows @ np.full(2, float(number))).mean())
+    assert next(traces) == 1

@@ -24,6 +24,7 @@ from ..core.library import is_library, names_in
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _DEEPEST = 12
+_MOST_NESTED = 5  # functions in functions whose arrays are taken out
 
 
 class Identity(NamedTuple):
@@ -60,63 +61,108 @@ def identity_of(fn: Any, *, deep: bool = True) -> Identity | None:
 
 
 def lifted(fn: Any) -> Lifted | None:
-    """The function and the arrays that it refers to, apart; None if that cannot be done."""
-    made = _Key()
-    apart = _Apart(made)
+    """The function and the arrays that it refers to, apart; None if that cannot be done.
+
+    Arrays in functions and `functools.partial`s that it refers to are taken out as well.
+    """
+    key = _Key()
     try:
-        if inspect.isfunction(fn):
-            parts = tuple(
-                (name, made.of(value) if name[:7] == "module " else apart.add(name, value))
-                for name, value in _references(fn)
-            )
-            key: Hashable = (_code_key(fn), parts)
-        else:
-            key = apart.add("itself", fn)
-        hash(key)
+        made = _lift(fn, key, ())
+        hash(made.key)
     except (_TracedError, TypeError, ValueError):
         return None
-    if not inspect.isfunction(fn):
-        value = fn if "itself" not in apart.trees else None
-        whole, identity = apart.whole, Identity(key, tuple(made.held))
-        return Lifted(identity, apart.arrays, lambda arrays: whole(arrays).get("itself", value))
-    # Whoever keeps `rebuild` must not keep the arrays.
-    cells = {name: None for name in apart.trees if not name.startswith("global ")}
-    empty, whole = _with_values(fn, cells), apart.whole
-    identity = Identity(key, tuple(made.held))
-    return Lifted(identity, apart.arrays, lambda arrays: _with_values(empty, whole(arrays)))
+    return Lifted(Identity(made.key, tuple(key.held)), made.arrays, made.rebuild)
+
+
+class _Open(NamedTuple):
+    """A value without its arrays; whoever keeps `rebuild` keeps none of them."""
+
+    key: Hashable
+    arrays: list[Any]
+    rebuild: Callable[[list[Any]], Any]
+
+
+def _lift(fn: Any, key: _Key, path: tuple[int, ...]) -> _Open:
+    apart = _Apart(key, (*path, id(fn)))
+    whole = apart.whole
+    if inspect.isfunction(fn):
+        parts = tuple(
+            (name, key.of(value) if name[:7] == "module " else apart.add(name, value))
+            for name, value in _references(fn)
+        )
+        cells = {name: None for name in apart.trees if not name.startswith("global ")}
+        empty = _with_values(fn, cells)
+        own = (_code_key(fn), parts)
+        return _Open(own, apart.arrays, lambda arrays: _with_values(empty, whole(arrays)))
+    if isinstance(fn, functools.partial):
+        parts = {"func": fn.func, "args": fn.args, "keywords": fn.keywords}
+        own = ("partial", *(apart.add(name, value) for name, value in parts.items()))
+        kept = {name: value for name, value in parts.items() if name not in apart.trees}
+
+        def rebuild(arrays: list[Any]) -> Any:
+            values = {**kept, **whole(arrays)}
+            return functools.partial(values["func"], *values["args"], **values["keywords"])
+
+        return _Open(own, apart.arrays, rebuild)
+    own = apart.add("itself", fn)
+    value = fn if "itself" not in apart.trees else None
+    return _Open(own, apart.arrays, lambda arrays: whole(arrays).get("itself", value))
 
 
 class _Apart:
     """Values with their arrays taken out."""
 
-    def __init__(self, key: _Key) -> None:
-        self._key = key
+    def __init__(self, key: _Key, path: tuple[int, ...]) -> None:
+        self._key, self._path = key, path
         self.trees: dict[str, Any] = {}
         self.arrays: list[Any] = []
         self.whole = functools.partial(_put_back, self.trees)
 
     def add(self, name: str, value: Any) -> Hashable:
         leaves, structure = _flatten(value)
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            raise _TracedError
-        lifts = tuple(isinstance(leaf, jax.Array) for leaf in leaves)
-        if not any(lifts):
+        opened = [self._open(leaf) for leaf in leaves]
+        if not any(opened):
             return self._key.of(value)
-        kept = [None if lift else leaf for lift, leaf in zip(lifts, leaves, strict=True)]
-        self.trees[name] = (structure, lifts, kept)
-        self.arrays += [leaf for lift, leaf in zip(lifts, leaves, strict=True) if lift]
-        return (structure, lifts, tuple(self._key.of(leaf) for leaf in kept))
+        slots = [each and (len(each.arrays), each.rebuild) for each in opened]
+        kept = [None if each else leaf for each, leaf in zip(opened, leaves, strict=True)]
+        self.trees[name] = (structure, slots, kept)
+        self.arrays += [array for each in opened if each for array in each.arrays]
+        keys = (
+            ("arrays in", each.key) if each else self._key.of(leaf)
+            for each, leaf in zip(opened, leaves, strict=True)
+        )
+        return (structure, tuple(keys))
+
+    def _open(self, leaf: Any) -> _Open | None:
+        """An array, or a function that has some in it; None for all else."""
+        if isinstance(leaf, jax.core.Tracer):
+            raise _TracedError
+        if isinstance(leaf, jax.Array):
+            return _Open(None, [leaf], _the_only)
+        is_users = inspect.isfunction(leaf) and not is_library(leaf)
+        if not is_users and not isinstance(leaf, functools.partial):
+            return None
+        if id(leaf) in self._path or len(self._path) > _MOST_NESTED:
+            return None
+        made = _lift(leaf, self._key, self._path)
+        return made if made.arrays else None
+
+
+def _the_only(arrays: list[Any]) -> Any:
+    return arrays[0]
 
 
 def _put_back(trees: dict[str, Any], arrays: list[Any]) -> dict[str, Any]:
-    given = iter(arrays)
-    return {
-        name: jax.tree.unflatten(
-            structure,
-            [next(given) if lift else leaf for lift, leaf in zip(lifts, kept, strict=True)],
-        )
-        for name, (structure, lifts, kept) in trees.items()
-    }
+    begin, values = 0, {}
+    for name, (structure, slots, kept) in trees.items():
+        leaves = list(kept)
+        for place, slot in enumerate(slots):
+            if slot:
+                count, rebuild = slot
+                leaves[place] = rebuild(arrays[begin : begin + count])
+                begin += count
+        values[name] = jax.tree.unflatten(structure, leaves)
+    return values
 
 
 class _Key:
