@@ -87,6 +87,9 @@ def make_tiny(n: int = 6, seed: int = 0, *, blank: bool = False) -> Tiny:
     return Tiny(arrays, files)
 
 
+TINY = make_tiny()
+
+
 def assert_same(found: dict[str, Any], wanted: dict[str, np.ndarray]) -> None:
     assert set(found) == set(wanted)
     for name, array in wanted.items():

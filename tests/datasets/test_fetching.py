@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.datasets.remote import (
     FOLDER,
-    alone,
+    TINY,
     assert_same,
-    make_tiny,
     remote_file,
     tree,
 )
@@ -23,21 +21,8 @@ from tests.datasets.server import Server, chunked, refused, whole
 from cereal import BatchTransform, DataLoader, DatasetError
 from cereal.datasets.fetching import obtain
 
-TINY = make_tiny()
 TRAIN = TINY.names("train")
 DATA = os.urandom(70_000)
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    alone(monkeypatch, tmp_path_factory.mktemp("home"))
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as made:
-        TINY.serve(made)
-        yield made
 
 
 # What comes, and what is left in the folder:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.datasets.remote import (
     FOLDER,
-    alone,
+    TINY,
     assert_same,
     hash_of,
     make_tiny,
@@ -23,21 +22,8 @@ from tests.datasets.server import Server, dead_port, whole
 from cereal import DatasetError
 from cereal.datasets.fetching import obtain
 
-TINY = make_tiny()
 TRAIN = TINY.names("train")
 DATA = os.urandom(70_000)
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    alone(monkeypatch, tmp_path_factory.mktemp("home"))
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as made:
-        TINY.serve(made)
-        yield made
 
 
 # Damage:

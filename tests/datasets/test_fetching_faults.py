@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.datasets import server as answers
-from tests.datasets.remote import FOLDER, alone, assert_same, make_tiny, remote_file, tree
+from tests.datasets.remote import FOLDER, TINY, assert_same, remote_file, tree
 from tests.datasets.server import (
     Answer,
     Server,
@@ -35,12 +35,6 @@ from cereal.datasets import fetching
 from cereal.datasets.fetching import ROUNDS, obtain
 
 DATA = os.urandom(600_000)  # more than two chunks, so that half of it is written
-TINY = make_tiny()
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    alone(monkeypatch, tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture

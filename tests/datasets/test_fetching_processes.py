@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.datasets.children import CONTEXT, Child, Wish, tell_of_waiting, until
-from tests.datasets.remote import FOLDER, alone, assert_same, make_tiny, tree
+from tests.datasets.remote import FOLDER, assert_same, make_tiny, tree
 from tests.datasets.server import GUARD, Server, held, whole
 
 from cereal.datasets import fetching
@@ -23,11 +23,6 @@ from cereal.datasets.fetching import locked
 TINY = make_tiny(1000)  # images of three chunks, so that some are written before others come
 TRAIN = TINY.names("train")
 IMAGES = TINY.files[TRAIN[0]]
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    alone(monkeypatch, tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture

@@ -9,27 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.datasets.children import Child, Wish, needs_rights
-from tests.datasets.remote import FOLDER, Tiny, alone, assert_same, make_tiny, tree
+from tests.datasets.remote import FOLDER, TINY, Tiny, assert_same, make_tiny, tree
 from tests.datasets.server import Server
 
-TINY = make_tiny()
 LARGE = make_tiny(500)  # files of 390 kB
 BLANK = make_tiny(500, blank=True)  # files of 1 kB, arrays of 390 kB
 TRAIN = TINY.names("train")
 FULL = 100_000
 FIX = "name another folder, with `cache_dir=` or the variable CEREAL_DATA_DIR"
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    alone(monkeypatch, tmp_path_factory.mktemp("home"))
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as made:
-        TINY.serve(made)
-        yield made
 
 
 @pytest.fixture

@@ -40,6 +40,10 @@ class Form:
         """The files that a split needs; none for data that comes with the package."""
         return self.files.get(split, ())
 
+    def is_remote(self, split: str) -> bool:
+        """Whether all files of a split can be fetched."""
+        return all(file.urls for file in self.files_of(split))
+
 
 @dataclass(frozen=True)
 class Record:

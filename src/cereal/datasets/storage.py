@@ -29,21 +29,28 @@ def located(
     if not any(form.files_of(split) for form in record.forms):  # it comes with the package
         return record.forms[0], []
     folder = data_dir(cache_dir) / record.folder
-    form = _form_at_hand(record, split, folder)
-    files = form.files_of(split)
-    try:
-        return form, [obtain(file, folder, verify=verify) for file in files]
-    except DatasetError as error:
-        raise DatasetError(f"{owner}: {error}\n{_by_hand(files, folder, record)}") from error
+    at_hand = _form_at_hand(record, split, folder)
+    remote = [form for form in record.forms if form.is_remote(split)]
+    forms = [at_hand] if at_hand else remote or [record.forms[0]]
+    errors: list[DatasetError] = []
+    for form in forms:
+        try:
+            return form, [obtain(file, folder, verify=verify) for file in form.files_of(split)]
+        except DatasetError as error:
+            errors.append(error)
+            if isinstance(error.__cause__, OSError):  # of the disk: others would fail as well
+                break
+    said = "\n".join(map(str, errors))
+    hint = _by_hand(forms[0].files_of(split), folder, record)
+    raise DatasetError(f"{owner}: {said}\n{hint}") from errors[0]
 
 
-def _form_at_hand(record: Record, split: str, folder: Path) -> Form:
-    """The first form that is there; else the one of which most files are, or the first."""
-    there = [[(folder / f.name).is_file() for f in form.files_of(split)] for form in record.forms]
-    for form, found in zip(record.forms, there, strict=True):
-        if all(found):
+def _form_at_hand(record: Record, split: str, folder: Path) -> Form | None:
+    """The first form whose files are there."""
+    for form in record.forms:
+        if all((folder / file.name).is_file() for file in form.files_of(split)):
             return form
-    return record.forms[0]
+    return None
 
 
 def _by_hand(files: tuple[RemoteFile, ...], folder: Path, record: Record) -> str:
@@ -112,9 +119,11 @@ def _opened(folder: Path, owner: str) -> Arrays:
 def _version(record: Record, split: str, cache_dir: CacheDir, verify: bool) -> str:
     """A word that is another one when the data is."""
     folder = data_dir(cache_dir) / record.folder
-    files = _form_at_hand(record, split, folder).files_of(split)
-    words = [record.name, *(file.hash for file in files)]
-    if not verify:
+    # All forms hold the same: the hashes of the first one stand for the data.
+    words = [record.name, *(file.hash for file in record.forms[0].files_of(split))]
+    form = None if verify else _form_at_hand(record, split, folder)
+    if form is not None:
+        files = form.files_of(split)
         stats = [(folder / file.name).stat() for file in files if (folder / file.name).is_file()]
         words += [f"{folder} {stat.st_size} {stat.st_mtime_ns}" for stat in stats]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
