@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import signal
 import threading
@@ -29,6 +30,10 @@ import cereal  # noqa: E402
 # The first example of a property compiles, which takes longer than any deadline.
 hypothesis.settings.register_profile("cereal", deadline=None)
 hypothesis.settings.load_profile("cereal")
+
+# Tests with other libraries run where these are installed: `make test-bridges`.
+_LIBRARIES = ("datasets", "grain", "tensorflow", "torch")
+collect_ignore = [] if all(map(importlib.util.find_spec, _LIBRARIES)) else ["bridges"]
 
 _DESCRIPTORS = Path("/proc/self/fd")
 # The first compilation, callback or progress bar of a process opens a few descriptors for good
