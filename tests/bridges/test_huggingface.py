@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from .checks import (
 )
 
 pytestmark = pytest.mark.bridges
-datasets = pytest.importorskip("datasets")
+datasets = import_module("datasets")
 
 VECTORS = np.arange(N * 3, dtype=np.float32).reshape(N, 3)
 
@@ -70,7 +71,6 @@ DATASETS: dict[str, tuple[Callable[[], Any], Any]] = {
 
 
 def _with_torch(dataset: Any) -> Any:
-    pytest.importorskip("torch")
     return dataset.with_format("torch")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ pytestmark = pytest.mark.bridges
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # else it talks
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own imports
-    tf = pytest.importorskip("tensorflow")
-    tfds = pytest.importorskip("tensorflow_datasets")
+    tf = import_module("tensorflow")
+    tfds = import_module("tensorflow_datasets")
 
 WANTED = {"image": IMAGES[..., None], "label": LABELS}
 
@@ -64,7 +65,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def source(stored: dict[str, Any]) -> Any:
-    pytest.importorskip("array_record")
     return stored["array_record"].as_data_source(split="train")
 
 

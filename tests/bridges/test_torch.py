@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -27,8 +28,8 @@ from .checks import (
 )
 
 pytestmark = pytest.mark.bridges
-torch = pytest.importorskip("torch")
-data = pytest.importorskip("torch.utils.data")
+torch = import_module("torch")
+data = import_module("torch.utils.data")
 
 
 class Arrays(data.Dataset):

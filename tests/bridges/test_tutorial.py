@@ -36,8 +36,6 @@ def made(n: int, seed: int) -> dict[str, np.ndarray]:
 def test_all_loaders_train_the_same_network(
     tutorial: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("torch", "tensorflow", "tensorflow_datasets", "array_record", "grain", "datasets"):
-        pytest.importorskip(name)
     found = tutorial.main(made(500, seed=0), made(200, seed=1), epochs=3)
     table = capsys.readouterr().out
 

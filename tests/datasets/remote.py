@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tests.datasets.files import idx, zipped
 from tests.datasets.server import Server, whole
 
 from cereal.datasets import fetching
@@ -23,12 +22,6 @@ from cereal.datasets.record import Form, Record, RemoteFile
 jax.devices()  # now: its start takes a thread for a while, which a test would be blamed for
 FOLDER = "tiny"
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-
-
-def idx(array: np.ndarray) -> bytes:
-    """An IDX file of bytes, gzipped, as the format's description has it."""
-    head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    return gzip.compress(head + array.tobytes(), mtime=0)
 
 
 def hash_of(data: bytes, kind: str = "sha256") -> str:
@@ -83,7 +76,10 @@ def make_tiny(n: int = 6, seed: int = 0, *, blank: bool = False) -> Tiny:
         pixels = rng.integers(0, 256, (count, 28, 28), np.uint8) * np.uint8(not blank)
         labels = rng.integers(0, 10, count, np.uint8)
         arrays[split] = {"image": pixels[..., None], "label": labels.astype(np.int32)}
-        files[f"{split}-images.gz"], files[f"{split}-labels.gz"] = idx(pixels), idx(labels)
+        files[f"{split}-images.gz"], files[f"{split}-labels.gz"] = (
+            zipped(idx(pixels)),
+            zipped(idx(labels)),
+        )
     return Tiny(arrays, files)
 
 

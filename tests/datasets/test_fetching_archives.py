@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.datasets.remote import alone, assert_same, dataset_of, idx, remote_file, tree
+from tests.datasets.files import idx, zipped
+from tests.datasets.remote import alone, assert_same, dataset_of, remote_file, tree
 from tests.datasets.server import Server, whole
 
 from cereal import CIFAR10Dataset, DatasetError, EMNISTDataset
@@ -129,7 +130,8 @@ def test_a_tar_archive_writes_nothing_outside(server: Server, root: Path) -> Non
 def test_a_zip_archive_writes_nothing_outside(server: Server, root: Path) -> None:
     image = np.random.default_rng(0).integers(0, 256, (4, 28, 28), np.uint8)
     label = np.arange(4, dtype=np.uint8)
-    archive = evil_zip(root, dict(zip(PARTS, (idx(image), idx(label)), strict=True)))
+    members = (zipped(idx(image)), zipped(idx(label)))
+    archive = evil_zip(root, dict(zip(PARTS, members, strict=True)))
     dataset = one_file(EMNISTDataset.record, archive, server)("test", root / "cache")
     wanted = {"image": image[..., None], "label": label.astype(np.int32)}
     assert_same(dataset.as_array_dict(), wanted)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.datasets.children import Child, Wish, needs_rights
+from tests.datasets.children import Child, Wish
 from tests.datasets.remote import FOLDER, TINY, Tiny, assert_same, make_tiny, tree
 from tests.datasets.server import Server
 
@@ -52,7 +52,6 @@ def error_of(found: Any) -> str:
 # Folders that can only be read:
 
 
-@needs_rights()
 def test_files_in_a_read_only_folder_are_read(server: Server, data: Path) -> None:
     TINY.put(data / FOLDER)
     lock_up(data)
@@ -62,7 +61,6 @@ def test_files_in_a_read_only_folder_are_read(server: Server, data: Path) -> Non
     assert server.count() == 0
 
 
-@needs_rights()
 def test_arrays_of_a_read_only_folder_go_to_the_users_cache(server: Server, data: Path) -> None:
     TINY.put(data / FOLDER)
     lock_up(data)
@@ -74,7 +72,6 @@ def test_arrays_of_a_read_only_folder_go_to_the_users_cache(server: Server, data
     assert tree(data / FOLDER) == set(TINY.files)
 
 
-@needs_rights()
 def test_arrays_that_a_read_only_folder_has_are_used(server: Server, data: Path) -> None:
     TINY.put(data / FOLDER)
     TINY.dataset(server.url).make_disk_source("train", cache_dir=data)
@@ -84,7 +81,6 @@ def test_arrays_that_a_read_only_folder_has_are_used(server: Server, data: Path)
     assert not tree(data.parent / "home")
 
 
-@needs_rights()
 def test_arrays_that_a_read_only_folder_has_not_go_to_the_users_cache(
     server: Server, data: Path
 ) -> None:
@@ -96,7 +92,6 @@ def test_arrays_that_a_read_only_folder_has_not_go_to_the_users_cache(
     assert_same(found, TINY.arrays["test"])
 
 
-@needs_rights()
 @pytest.mark.parametrize("mapped", [False, True], ids=["in memory", "on disk"])
 def test_a_read_only_folder_without_the_files_is_named_with_the_fix(
     server: Server, data: Path, mapped: bool
@@ -112,7 +107,6 @@ def test_a_read_only_folder_without_the_files_is_named_with_the_fix(
     assert server.count() == 0
 
 
-@needs_rights()
 def test_a_damaged_file_in_a_read_only_folder_is_said_to_be_damaged(
     server: Server, data: Path
 ) -> None:
@@ -126,7 +120,6 @@ def test_a_damaged_file_in_a_read_only_folder_is_said_to_be_damaged(
     assert FIX in said
 
 
-@needs_rights()
 def test_a_file_that_may_not_be_read_is_said_so(server: Server, data: Path) -> None:
     TINY.put(data / FOLDER)
     (data / FOLDER / TRAIN[0]).chmod(0)
@@ -134,7 +127,6 @@ def test_a_file_that_may_not_be_read_is_said_so(server: Server, data: Path) -> N
     assert f"{data / FOLDER / TRAIN[0]} could not be read: Permission denied" in said
 
 
-@needs_rights()
 def test_when_nothing_can_be_written_anywhere_a_disk_source_says_where(
     server: Server, data: Path
 ) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 import cereal
 from cereal import BatchTransform, DataLoader, PipelineError, UsageError
 from cereal.loaders.preview import preview
-from cereal.monitor.contact_sheet import ContactSheet
+from cereal.monitor.sheet.contact_sheet import ContactSheet
 
 COLOURS = np.array([[200, 10, 10], [10, 180, 10], [10, 10, 220], [220, 200, 10]], np.uint8)
 IMAGES = np.tile(COLOURS[:, None, None], (1, 8, 8, 1))  # one colour each

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..core.source import IndexedSource
 from ..sources.dataset import InMemoryDataset
-from ..sources.mapped_arrays import mapped_source
+from ..sources.on_disk import source_on_disk
 from .record import Arrays, Record
 from .storage import CacheDir, load, mapped
 
@@ -94,4 +94,4 @@ class RecordedDataset(ArrayDataset[S]):
         owner = f"{cls.__name__}.make_disk_source"
         record.check_split(split, owner)
         arrays = mapped(record, split, cache_dir, verify, owner)
-        return mapped_source(arrays, ordering, prefetch_size, owner)
+        return source_on_disk(arrays, ordering, prefetch_size, owner)

@@ -41,6 +41,11 @@ def data_dir(cache_dir: str | os.PathLike[str] | None = None) -> Path:
         return Path(cache_dir).expanduser()
     if named := os.environ.get(VARIABLE):
         return Path(named).expanduser()
+    return user_cache()
+
+
+def user_cache() -> Path:
+    """The folder that the system has for such files of this user."""
     import pooch
 
     return Path(pooch.os_cache("cereal"))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..core.errors import DatasetError, PipelineError
 from ..sources.array_files import open_arrays, save_arrays
-from .fetching import VARIABLE, cannot_write, data_dir, locked, obtain
+from .fetching import VARIABLE, cannot_write, data_dir, locked, obtain, user_cache
 from .record import Arrays, Form, Record, RemoteFile
 
 CacheDir = str | os.PathLike[str] | None
@@ -87,7 +87,7 @@ def mapped(record: Record, split: str, cache_dir: CacheDir, verify: bool, owner:
     name = f"{split}-{_version(record, split, cache_dir, verify)}"
     shelves = [data_dir(cache_dir) / record.folder / "arrays"]
     if not _can_write(shelves[0]):  # data on a read-only drive
-        shelves.append(_own_cache() / record.folder / "arrays")
+        shelves.append(user_cache() / record.folder / "arrays")
     for shelf in shelves:
         if (shelf / name).is_dir():
             return _opened(shelf / name, owner)
@@ -134,9 +134,3 @@ def _can_write(folder: Path) -> bool:
     while not there.exists() and there != there.parent:
         there = there.parent
     return os.access(there, os.W_OK | os.X_OK)
-
-
-def _own_cache() -> Path:
-    import pooch
-
-    return Path(pooch.os_cache("cereal"))

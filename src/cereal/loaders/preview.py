@@ -15,11 +15,11 @@ from typing import Any
 from ..core.capture import eager
 from ..core.errors import PipelineError, UsageError
 from ..core.numbers import as_whole
-from ..monitor.captions import as_names, captions
-from ..monitor.contact_sheet import ContactSheet, checked_path, contact_sheet, pillow
-from ..monitor.contents import Contents, describe, find_contents
-from ..monitor.line_plot import line_plots
-from ..monitor.pixels import as_image, numeric, range_of, to_pixels
+from ..monitor.sheet.captions import as_names, captions
+from ..monitor.sheet.contact_sheet import ContactSheet, checked_path, contact_sheet, pillow
+from ..monitor.sheet.contents import Contents, describe, find_contents
+from ..monitor.sheet.line_plot import line_plots
+from ..monitor.sheet.pixels import as_image, numeric, range_of, to_pixels
 from .some_elements import Some, some_elements
 
 

@@ -24,9 +24,9 @@ from ..core.spec import format_spec
 from ..core.stage import Transform
 from ..core.state import check_state, host_words, make_words
 from ..core.taken import OBJECT
-from ..monitor.captions import is_names
-from ..monitor.contents import Columns, named_leaves
 from ..monitor.drawing import stages_of
+from ..monitor.sheet.captions import is_names
+from ..monitor.sheet.contents import Columns, named_leaves
 from ..sources.dataset import is_dataset
 from .iterator import BatchIterator
 from .loader import DataLoader

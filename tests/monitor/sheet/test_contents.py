@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cereal import PipelineError
-from cereal.monitor.contents import Contents, describe, find_contents, named_leaves
+from cereal.monitor.sheet.contents import Contents, describe, find_contents, named_leaves
 
 
 class Pair(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ..core.errors import PipelineError
-from ..core.taken import is_leaf
+from ...core.errors import PipelineError
+from ...core.taken import is_leaf
 from .pixels import as_image, numeric
 
 Columns = dict[str, list[Any]]

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.atomic import write_atomically
-from ..core.errors import PipelineError, UsageError
-from ..core.extras import needs
+from ...core.atomic import write_atomically
+from ...core.errors import PipelineError, UsageError
+from ...core.extras import needs
 from .lettering import Lettering
 
 _MARGIN, _GAP = 14, 8

@@ -20,7 +20,7 @@ from cereal import (
     save_arrays,
 )
 from cereal.sources.array_files import open_arrays
-from cereal.sources.mapped_arrays import mapped_source
+from cereal.sources.on_disk import source_on_disk
 from cereal.testing import check_resume, check_source
 
 N = 11
@@ -36,7 +36,7 @@ def opened(tmp_path: Path, data: Any) -> Any:
 
 
 def source_of(arrays: Any, ordering: Any = "shuffle", prefetch_size: Any = 8) -> Any:
-    return mapped_source(arrays, ordering, prefetch_size, "Owner")
+    return source_on_disk(arrays, ordering, prefetch_size, "Owner")
 
 
 def assert_rows(loader: DataLoader[Any], data: Any, key: int = 3) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cereal.monitor.pixels import RED, as_image, numeric, range_of, to_pixels
+from cereal.monitor.sheet.pixels import RED, as_image, numeric, range_of, to_pixels
 
 
 def drawn(image: Any) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import PipelineError
+from ...core.errors import PipelineError
 from .pixels import number, numeric
 
 Names = Sequence[str]

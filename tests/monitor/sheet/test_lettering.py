@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from PIL import Image, ImageDraw, ImageFont, _util
 
-from cereal.monitor.lettering import Lettering
+from cereal.monitor.sheet.lettering import Lettering
 
 LONG = "a caption that is much longer than the image above it"
 

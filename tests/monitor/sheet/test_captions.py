@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cereal import PipelineError
-from cereal.monitor.captions import as_names, captions
+from cereal.monitor.sheet.captions import as_names, captions
 
 CATS = ("cat", "dog", "fox")
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cereal.monitor.line_plot import line_plots
+from cereal.monitor.sheet.line_plot import line_plots
 
 BLUE, ORANGE = (38, 102, 176), (225, 110, 20)
 

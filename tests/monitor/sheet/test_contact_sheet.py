@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageFont, _util
 
 from cereal import PipelineError, UsageError
-from cereal.monitor.contact_sheet import ContactSheet, contact_sheet
+from cereal.monitor.sheet.contact_sheet import ContactSheet, contact_sheet
 
 COLOURS = [(200, 10, 10), (10, 180, 10), (10, 10, 220), (220, 200, 10), (180, 10, 180)]
 

@@ -14,7 +14,9 @@ from .array import ArraySampleSource
 from .memmap import MemmapSource
 
 
-def mapped_source(arrays: Any, ordering: Any, prefetch_size: int, owner: str) -> IndexedSource[Any]:
+def source_on_disk(
+    arrays: Any, ordering: Any, prefetch_size: int, owner: str
+) -> IndexedSource[Any]:
     """Reads rows of mapped files: in compiled code on the CPU, by the loader elsewhere.
 
         np.memmap  ==same memory==  jax.Array on the CPU  --gather-->  a batch, 3x as fast
