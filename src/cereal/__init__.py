@@ -11,6 +11,7 @@ General layout, in the order in which rooms may import each other:
     monitor/     looking at a pipeline: drawing, progress
     loaders/     WHEN: the loader, its iterators and workers, `cereal.jit`
     datasets/    ready-made data
+    rl/          rollouts: policies and environments as a stream of transitions
     testing.py   the conformance kit
 """
 
@@ -50,6 +51,7 @@ from .loaders import DataLoader as DataLoader
 from .loaders import evaluate as evaluate
 from .loaders import jit as jit
 from .loaders import preview as preview
+from .rl import GymnaxSource as GymnaxSource
 from .sources import ArraySampleSource as ArraySampleSource
 from .sources import ConcatSource as ConcatSource
 from .sources import DatasetSource as DatasetSource

@@ -28,7 +28,8 @@ import numpy as np
 from .core.execute import stripped
 from .core.host_stage import HostStage
 from .core.ordering import Listed
-from .core.source import IndexedSource, Positional, Source
+from .core.positional import IndexedSource, Positional
+from .core.source import Source
 from .core.spec import Spec, format_spec
 from .core.stage import Stage, Transform
 from .core.state import PipelineState

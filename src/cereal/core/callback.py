@@ -97,8 +97,9 @@ def raising(identities: tuple[Hashable, ...]) -> Iterator[None]:
         if "vmap" in str(error) and "ordered" in str(error):
             raise UsageError(
                 "a HostCallbackTransform runs once per batch, in order, which has no meaning "
-                "under `vmap` (JAX refuses it); call the callback outside of the `vmap`, or "
-                "remove the stage from the pipeline that is mapped."
+                "under `vmap` (JAX refuses it), and neither have steps of environments that "
+                "Python runs; call the callback outside of the `vmap`, or remove the stage from "
+                "the pipeline that is mapped."
             ) from error
         raise
     finally:

@@ -24,7 +24,7 @@ from .errors import PipelineError
 from .function import Function
 from .host_data import HostData
 from .library import is_library, names_in
-from .source import IndexedSource
+from .positional import IndexedSource
 from .spec import Spec
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from .execute import read_fetched
+from .positional import IndexedSource
 from .rows import host_rows_at
-from .source import IndexedSource
 from .spec import Spec
 
 _MOST_BYTES = 16 * 2**20

@@ -19,12 +19,15 @@ import numpy as np
 
 from .callback import raise_kept, raising
 from .capture import eager, is_concrete, resolve
+from .errors import UsageError
 from .host_data import HostData, identity_on_host
+from .numbers import as_whole
 from .spec import Spec
 
 if TYPE_CHECKING:
+    from .positional import Positional
     from .rows import Rows
-    from .source import Positional, Source
+    from .source import Source
 
 
 _LARGE = 1 << 18
@@ -33,6 +36,11 @@ _LARGE = 1 << 18
 @jax.jit
 def _next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
     return source.step(state)
+
+
+@partial(jax.jit, static_argnames="n")
+def _next_many(source: Source[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
+    return source.step_many(state, n)
 
 
 @partial(jax.jit, static_argnames=("remainder", "steps"))
@@ -130,12 +138,44 @@ def _next_on_host(source: Positional[Any], state: Any) -> tuple[Any, Any, Any]:
     return values, mask, source.moved(state, words)
 
 
+def _many_on_host(source: Positional[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
+    found = []
+    for _ in range(n):
+        values, mask, state = _next_on_host(source, state)
+        found.append((values, mask))
+    return *jax.tree.map(lambda *each: jnp.stack(each), *found), state
+
+
+def many_steps(source: Source[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
+    """n steps, one after another, as one scan; traced by whoever calls."""
+
+    def one(state: Any, _: None) -> tuple[Any, tuple[Any, Any]]:
+        value, mask, state = source.step(state)
+        return state, (value, mask)
+
+    state, (values, mask) = jax.lax.scan(one, state, length=n)
+    return values, mask, state
+
+
+def run_many(source: Source[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
+    """`source.step_many(state, n)`, compiled, with what belongs around it outside of `jit`."""
+    number = as_whole(n)
+    if number is None or number < 1:
+        raise UsageError(f"`next_many(state, n)` needs a positive integer n, got {n!r}.")
+    on_host, in_program = partial(_many_on_host, n=number), partial(_next_many, n=number)
+    return _run(source, state, on_host, in_program)
+
+
 def run_next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
     """`source.step(state)`, compiled, with what belongs around it outside of `jit`."""
+    return _run(source, state, _next_on_host, _next)
+
+
+def _run(source: Source[Any], state: Any, on_host: Any, in_program: Any) -> tuple[Any, Any, Any]:
     source = resolve(source, state)
     if source.host:
         raise_kept((identity_on_host(source),))
-    step: Any = _next_on_host if source.host and eager() else _next
+    step: Any = on_host if source.host and eager() else in_program
     if not source.callbacks:
         values, mask, state = step(source, state)
     else:

@@ -19,10 +19,10 @@ from .host_data import HostData as HostData
 from .host_data import HostFunction as HostFunction
 from .host_data import living as living
 from .host_program import fetched_in_program
+from .positional import IndexedSource, Positional
 from .pytree import pytree_dataclass
 from .reading import SKIPPED, at_element, raise_it, reading
 from .rows import Rows, host_rows_at, rows_at
-from .source import IndexedSource, Positional
 from .spec import Spec
 from .taken import Taken
 

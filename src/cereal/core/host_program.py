@@ -21,7 +21,7 @@ from .reading import Reading, reading_as
 from .rows import Rows
 
 if TYPE_CHECKING:
-    from .source import Positional
+    from .positional import Positional
 
 
 def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None) -> Rows:

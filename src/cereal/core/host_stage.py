@@ -19,11 +19,12 @@ from .errors import CerealError, PipelineError
 from .function import Function, takes_second
 from .host import Fetched, HostIndexed, HostNode
 from .host_data import HostFunction
+from .positional import IndexedSource, Positional
 from .promise import check_per_element
 from .pytree import pytree_dataclass, set_copy, static_field
 from .reading import READ_ONLY, SKIPPED, is_read_only, reading
 from .rows import Rows
-from .source import IndexedSource, Positional, Source
+from .source import Source
 from .spec import Spec, format_spec
 from .stage import Transform
 from .taken import Taken, as_arrays, check_arrays, leaves_of, spec_of_element

@@ -9,8 +9,9 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, TypeVar
 
 from .errors import PipelineError
+from .positional import IndexedSource, Positional
 from .promise import infer_spec
-from .source import IndexedSource, Positional, Source
+from .source import Source
 from .staged import BatchStage, ElementStage, StreamStage
 
 A = TypeVar("A")

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from .errors import UsageError
-from .execute import run_next
+from .execute import many_steps
 from .promise import as_built
 from .pytree import pytree_dataclass, static_field
 from .rows import Rows, rows_at
@@ -22,7 +22,7 @@ from .source import Mask
 from .spec import Spec
 from .state import key_words
 from .threefry import STAGE, threefry
-from .wrapper import IndexedWrapper, StageWrapper, Wrapper
+from .wrapper import IndexedWrapper, StageWrapper, StreamWrapper, Wrapper
 
 if TYPE_CHECKING:
     from .stage import Stage
@@ -117,16 +117,12 @@ class StreamState:
 
 
 @pytree_dataclass
-class StreamStage(_Staged[T_co]):
+class StreamStage(_Staged[T_co], StreamWrapper[T_co]):
     """A stage over a source that carries a state of its own."""
 
     source: Any
     stage: Stage[Any, Any]
     spec: Spec = static_field()
-
-    @property
-    def steps_per_epoch(self) -> int:  # type: ignore[override]
-        return self.source.steps_per_epoch
 
     def init_state(self, key: Any) -> Any:
         inner = self.source.init_state(key)
@@ -136,17 +132,33 @@ class StreamStage(_Staged[T_co]):
         own = jnp.stack(threefry((words[0], words[1]), (jnp.uint32(self._depth()), STAGE)))
         return StreamState(inner, own, jnp.zeros(2, jnp.uint32))
 
-    def next(self, state: Any) -> tuple[T_co, Mask, Any]:
-        return run_next(self, state)
-
     def step(self, state: Any) -> tuple[T_co, Mask, Any]:
-        values, mask, inner = self.source.step(state.source if self.stage.random else state)
-        keys = None
-        if self.stage.random:
-            keys, count = _draw(state, self.lanes)
-            inner = StreamState(inner, state.key, count)
+        values, mask, inner = self.source.step(self._below(state))
+        keys, after = self._drawn(state, inner, self.lanes)
         values, mask = self.stage.apply(values, mask, keys, self.lanes)
-        return as_built(self.stage, values, self.spec, 0), mask, inner
+        return as_built(self.stage, values, self.spec, 0), mask, after
+
+    def step_many(self, state: Any, n: int) -> tuple[T_co, Mask, Any]:
+        if self.stage.callbacks:  # once per step, in order
+            return many_steps(self, state, n)
+        values, mask, inner = self.source.step_many(self._below(state), n)
+        keys, after = self._drawn(state, inner, (n, *self.lanes))
+
+        def apply(values: Any, mask: Any, keys: Any) -> tuple[Any, Any]:
+            return self.stage.apply(values, mask, keys, self.lanes)
+
+        values, mask = jax.vmap(apply)(values, mask, keys)
+        return as_built(self.stage, values, self.spec, 1), mask, after
+
+    def _below(self, state: Any) -> Any:
+        return state.source if self.stage.random else state
+
+    def _drawn(self, state: Any, inner: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
+        """A key per lane if the stage is random, and the state after all."""
+        if not self.stage.random:
+            return None, inner
+        keys, count = _draw(state, lanes)
+        return keys, StreamState(inner, state.key, count)
 
     def _depth(self) -> int:
         """Random stages below this one."""

@@ -13,6 +13,7 @@ the purpose in its top bits, which keeps the streams below apart:
     a key of four words    counter (word 0, word 1), under words 2 and 3
     key of a part          counter (number, PART): of a source that is joined with others
     key of a purpose       counter (salt, purpose): DRAW, MIX, BLOCK; then counters of its own
+    key of an environment  counter (number, 0), under the key of ROLLOUT; then counters of its own
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ PART = np.uint32(0x5000_0000)
 DRAW = np.uint32(0x4400_0000)
 MIX = np.uint32(0x4D00_0000)
 BLOCK = np.uint32(0x4200_0000)
+ROLLOUT = np.uint32(0x5200_0000)
 
 _PARITY = np.uint32(0x1BD1_1BDA)
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, TypeVar
 
+from .execute import many_steps, run_many, run_next
 from .ordering import Order
 from .position import Remainder
+from .positional import IndexedSource, Positional
 from .rows import Rows
-from .source import IndexedSource, Positional, Source
+from .source import Mask, Source
 from .spec import Spec
 
 T_co = TypeVar("T_co", covariant=True)
@@ -41,6 +44,30 @@ class Wrapper(Source[T_co]):
 
     def element_spec(self) -> Any:
         return self.spec.tree
+
+    def close(self) -> None:
+        self.source.close()
+
+
+class StreamWrapper(Wrapper[T_co]):
+    """A wrapper of a stream: one that says what a step is, and is compiled in `next`."""
+
+    @property
+    def steps_per_epoch(self) -> int:  # type: ignore[override]
+        return self.source.steps_per_epoch
+
+    @abstractmethod
+    def step(self, state: Any) -> tuple[T_co, Mask, Any]:
+        """What a step of the stream below becomes; traced."""
+
+    def step_many(self, state: Any, n: int) -> tuple[T_co, Mask, Any]:
+        return many_steps(self, state, n)
+
+    def next(self, state: Any) -> tuple[T_co, Mask, Any]:
+        return run_next(self, state)
+
+    def next_many(self, state: Any, n: int) -> tuple[T_co, Mask, Any]:
+        return run_many(self, state, n)
 
 
 class PositionalWrapper(Wrapper[T_co], Positional[T_co]):

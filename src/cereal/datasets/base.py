@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from ..core.source import IndexedSource
+from ..core.positional import IndexedSource
 from ..sources.dataset import InMemoryDataset
 from ..sources.on_disk import source_on_disk
 from .record import Arrays, Record

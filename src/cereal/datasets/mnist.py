@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.errors import PipelineError
-from ..core.source import IndexedSource
+from ..core.positional import IndexedSource
 from .base import TRAIN, RecordedDataset
 from .readers.idx import read_pair, read_zipped_pair
 from .record import Arrays, Form, Record, RemoteFile, mirrored

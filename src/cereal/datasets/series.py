@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.numbers import as_whole
-from ..core.source import IndexedSource
+from ..core.positional import IndexedSource
 from ..sources.window import WindowSource
 from .base import ArrayDataset
 from .readers.table import read_column

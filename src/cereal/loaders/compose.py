@@ -8,8 +8,9 @@ from typing import Any
 
 from ..core.errors import PipelineError, UsageError
 from ..core.host_data import HostFunction
+from ..core.positional import Positional
 from ..core.pytree import is_pytree
-from ..core.source import Positional, Source
+from ..core.source import Source
 from ..core.stage import Transform
 from ..core.taken import check_arrays
 from ..sources.dataset import as_source, is_dataset

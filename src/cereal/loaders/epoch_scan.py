@@ -18,26 +18,36 @@ from jax import lax
 
 from ..core.errors import UsageError
 from ..core.position import Remainder
+from ..core.positional import Positional, step_ending
 from ..core.rows import Rows
-from ..core.source import Positional, Source, step_ending
+from ..core.source import Source
+from ..core.spec import format_spec
 from ..core.state import PipelineState
 
 _MOST_LANES = 1 << 22
 BodyFn = Callable[[Any, Any, Any], tuple[Any, Any]]
+FeedbackFn = Callable[[Any, Any, Any], Any]
 _WRITE = "write `def body_fn(carry, batch, mask): ...; return carry, output`"
+_WRITE_FEEDBACK = "write `def feedback(state, carry, output): ...; return state`"
 
 
-def check_body(body_fn: Any) -> None:
-    """A body takes (carry, batch, mask)."""
-    if not callable(body_fn):
-        raise UsageError(f"`body_fn` must be callable, got {type(body_fn).__name__}; {_WRITE}.")
+def check_body(body_fn: Any, feedback: Any = None) -> None:
+    """A body takes (carry, batch, mask), feedback (state, carry, output)."""
+    _check_three(body_fn, "body_fn", "(carry, batch, mask)", _WRITE)
+    if feedback is not None:
+        _check_three(feedback, "feedback", "(state, carry, output)", _WRITE_FEEDBACK)
+
+
+def _check_three(fn: Any, name: str, arguments: str, write: str) -> None:
+    if not callable(fn):
+        raise UsageError(f"`{name}` must be callable, got {type(fn).__name__}; {write}.")
     try:
-        inspect.signature(body_fn).bind(None, None, None)
+        inspect.signature(fn).bind(None, None, None)
     except TypeError as error:
-        name = getattr(body_fn, "__name__", type(body_fn).__name__)
+        called = getattr(fn, "__name__", type(fn).__name__)
         raise UsageError(
-            f"`body_fn` is called with (carry, batch, mask), which `{name}"
-            f"{inspect.signature(body_fn)}` does not take; {_WRITE}."
+            f"`{name}` is called with {arguments}, which `{called}{inspect.signature(fn)}` does "
+            f"not take; {write}."
         ) from error
     except ValueError:  # a built-in without a signature
         return
@@ -51,13 +61,16 @@ def scan_steps(
     steps: int,
     unroll: int | bool = 1,
     remainder: Remainder | None = None,
+    feedback: FeedbackFn | None = None,
 ) -> tuple[Any, Any, Any]:
     """Runs `body_fn` over the next `steps` batches; traced by whoever calls.
 
-    `remainder` is a rule for the end of an epoch other than the pipeline's.
+    `remainder` is a rule for the end of an epoch other than the pipeline's. With `feedback`, which
+    may move the state, no order is known ahead.
     """
     body = checked_body(body_fn)
-    if isinstance(source, Positional) and not source.host and (remainder or not source.callbacks):
+    step_by_step = feedback is not None or (source.callbacks and not remainder)
+    if isinstance(source, Positional) and not source.host and not step_by_step:
         return _scan_rows(source, state, carry, body, steps, unroll, remainder)
 
     def one(loop: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], Any]:
@@ -66,10 +79,34 @@ def scan_steps(
         else:
             values, mask, state = source.step(loop[0])
         carry, output = body(loop[1], values, mask)
+        if feedback is not None:
+            state = _fed_back(feedback, state, carry, output)
         return (state, carry), output
 
     (state, carry), outputs = lax.scan(one, (state, carry), length=steps, unroll=unroll)
     return state, carry, outputs
+
+
+def _fed_back(feedback: FeedbackFn, state: Any, carry: Any, output: Any) -> Any:
+    """What `feedback` makes of a state, if it is one of the same kind."""
+    made = feedback(state, carry, output)
+    before, after = jax.tree.structure(state), jax.tree.structure(made)
+    if before != after:
+        raise UsageError(
+            f"`feedback` must return the loader's state, changed or not, returned "
+            f"{type(made).__name__}; {_WRITE_FEEDBACK}."
+            + ("" if type(made) is not type(state) else f" It gave {after} for {before}.")
+        )
+    for (path, old), new in zip(
+        jax.tree_util.tree_flatten_with_path(state)[0], jax.tree.leaves(made), strict=True
+    ):
+        if jnp.shape(new) != old.shape or jnp.result_type(new) != old.dtype:
+            raise UsageError(
+                f"`feedback` made `state{jax.tree_util.keystr(path)}` "
+                f"{format_spec(jnp.asarray(new))} of {format_spec(old)}; a loop carries arrays of "
+                f"one shape and dtype."
+            )
+    return jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), state, made)
 
 
 def checked_body(body_fn: BodyFn) -> BodyFn:

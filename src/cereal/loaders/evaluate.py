@@ -16,7 +16,8 @@ from ..core.errors import UsageError
 from ..core.function import Function, as_function, takes_second
 from ..core.host_data import identity_on_host
 from ..core.position import Remainder
-from ..core.source import Positional, Source
+from ..core.positional import Positional
+from ..core.source import Source
 from ..core.spec import at_least_float32
 from ..core.wrapper import Wrapper
 from ..transforms.batch import BatchedStream, BatchTransform

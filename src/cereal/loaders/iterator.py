@@ -19,7 +19,8 @@ import numpy as np
 
 from ..core.execute import place, run_next
 from ..core.position import starts, steps_left
-from ..core.source import Mask, Positional, Source
+from ..core.positional import Positional
+from ..core.source import Mask, Source
 from ..core.state import PipelineState, check_state, host_words, make_words
 from ..monitor.progress import progress_bar
 from .read_ahead import LEAST_CALLS, batches_per_call, read_many

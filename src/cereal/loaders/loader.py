@@ -18,11 +18,13 @@ from ..core.errors import PipelineError, UsageError
 from ..core.execute import read_rows
 from ..core.host_data import identity_on_host
 from ..core.numbers import as_whole
+from ..core.policy import get_policy_state, set_policy_state
 from ..core.position import starts
+from ..core.positional import Positional
 from ..core.pytree import sealed_pytree_dataclass, set_fields
 from ..core.reading import SKIPPED
 from ..core.rows import host_rows_at
-from ..core.source import Mask, Positional, Source
+from ..core.source import Mask, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
 from ..monitor.drawing import draw, summary
 from .compose import compose, refuse_options
@@ -171,11 +173,14 @@ class DataLoader(Generic[T]):
         *,
         steps: int | None = None,
         unroll: int | bool = 1,
+        feedback: Callable[[Any, Carry, Any], Any] | None = None,
     ) -> tuple[Any, Carry, Any]:
         """Runs `body_fn(carry, batch, mask) -> (carry, output)` over an epoch, as one program.
 
         Returns `(state, carry, outputs)`, the outputs stacked. It runs `steps_per_epoch` batches,
         or `steps`. A second call with the same `body_fn` compiles nothing.
+        `feedback(state, carry, output) -> state` changes the loader's state after every batch:
+        so a policy that was just trained acts in the next one.
 
         >>> import cereal
         >>> loader = cereal.DataLoader([cereal.RangeSource(8), cereal.BatchTransform(4)])
@@ -193,14 +198,14 @@ class DataLoader(Generic[T]):
         if isinstance(source, Positional) and source.host:
             raise_kept((identity_on_host(source),))
         if staging():
-            check_body(body_fn)
+            check_body(body_fn, feedback)
             with raising(source.callbacks):
-                return scan_steps(source, state, carry, body_fn, steps, unroll)
-        if isinstance(source, Positional) and source.host and eager():
+                return scan_steps(source, state, carry, body_fn, steps, unroll, feedback=feedback)
+        if isinstance(source, Positional) and source.host and eager() and feedback is None:
             over_rows = self.programs.over_rows(body_fn, unroll)
             program: Any = partial(scan_host, program=over_rows, steps=steps)
         else:
-            program = self.programs.over_steps(body_fn, steps, unroll)
+            program = self.programs.over_steps(body_fn, steps, unroll, feedback)
         if not source.callbacks:
             return program(source, state, carry)
         with raising(source.callbacks):
@@ -213,6 +218,21 @@ class DataLoader(Generic[T]):
     def programs(self) -> Programs:
         """What was compiled for this loader; it goes with the loader."""
         return Programs()
+
+    # Policies
+
+    def set_policy_state(self, state: Any, policy_state: Any) -> Any:
+        """A state with this policy in it, for pipelines that begin with a source of rollouts.
+
+            state = loader.set_policy_state(loader.init_state(key), {"params": params})
+
+        The tree is copied: what is done to `policy_state` later does not reach the state.
+        """
+        return set_policy_state(state, policy_state)
+
+    def get_policy_state(self, state: Any) -> Any:
+        """The policy state in a state: parameters as set, memories as they are now."""
+        return get_policy_state(state)
 
     # Any step
 
@@ -338,6 +358,7 @@ class DataLoader(Generic[T]):
         """Ends the threads that read ahead; they start again when the loader is used."""
         if isinstance(self.running, Seam):
             self.running.readers.close()
+        self.source.close()
 
     def __enter__(self) -> DataLoader[T]:
         return self

@@ -6,7 +6,8 @@ from typing import Any, Generic, TypeVar
 
 from ..core.errors import UsageError
 from ..core.execute import run_next
-from ..core.source import Mask, Positional, Source
+from ..core.positional import Positional
+from ..core.source import Mask, Source
 from ..core.state import check_state
 
 T = TypeVar("T")

@@ -38,18 +38,18 @@ class Programs:
     # Closures: JAX's caches would keep the arguments of a `partial` alive, and with a body that
     # refers to the loader the data.
 
-    def over_steps(self, body_fn: Any, steps: int, unroll: int | bool) -> Any:
+    def over_steps(self, body_fn: Any, steps: int, unroll: int | bool, feedback: Any = None) -> Any:
         """`(source, state, carry) -> (state, carry, outputs)` for so many steps."""
 
         def make() -> Any:
-            check_body(body_fn)
+            check_body(body_fn, feedback)
 
             def scan_epoch(source: Any, state: Any, carry: Any) -> tuple[Any, Any, Any]:
-                return scan_steps(source, state, carry, body_fn, steps, unroll)
+                return scan_steps(source, state, carry, body_fn, steps, unroll, feedback=feedback)
 
             return jax.jit(scan_epoch)
 
-        return self._of_body(body_fn, ("steps", steps, unroll), make)
+        return self._of(body_fn, feedback, rest=("steps", steps, unroll), make=make)
 
     def over_rows(self, body_fn: Any, unroll: int | bool) -> Any:
         """`(source, rows, carry) -> (carry, outputs)` for rows that were fetched."""
@@ -63,13 +63,13 @@ class Programs:
 
             return jax.jit(scan_rows)
 
-        return self._of_body(body_fn, ("rows", unroll), make)
+        return self._of(body_fn, rest=("rows", unroll), make=make)
 
-    def _of_body(self, body_fn: Any, rest: Hashable, make: Callable[[], Any]) -> Any:
-        """The very same function is known by itself, as `jax.jit` knows it; a new one by all that
-        it is made of. Arrays that it refers to count in both."""
-        same = identity_of(body_fn, deep=False)
+    def _of(self, *functions: Any, rest: Hashable, make: Callable[[], Any]) -> Any:
+        """The very same functions are known by themselves, as `jax.jit` knows them; new ones by all
+        that they are made of. Arrays that they refer to count in both."""
+        same = identity_of(functions, deep=False)
         if same is None:
             return make()
-        same = Identity((id(body_fn), same.key), same.held)
-        return self.get(same, rest, lambda: self.get(identity_of(body_fn), rest, make))
+        same = Identity((*map(id, functions), same.key), same.held)
+        return self.get(same, rest, lambda: self.get(identity_of(functions), rest, make))

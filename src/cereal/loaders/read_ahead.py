@@ -15,8 +15,8 @@ from jax import lax
 
 from ..core.capture import resolve
 from ..core.execute import place
+from ..core.positional import Positional
 from ..core.rows import Rows
-from ..core.source import Positional
 from ..core.spec import Spec
 
 MOST_BYTES = 64 * 2**20

@@ -18,8 +18,9 @@ import numpy as np
 from ..core.errors import PipelineError, UsageError
 from ..core.execute import routed_rows, run_next
 from ..core.position import starts, steps_left
+from ..core.positional import Positional
 from ..core.reading import SKIPPED
-from ..core.source import Positional, Source
+from ..core.source import Source
 from ..core.spec import format_spec
 from ..core.stage import Transform
 from ..core.state import check_state, host_words, make_words

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.source import Positional, Source
+from ..core.positional import Positional
+from ..core.source import Source
 from ..core.spec import format_spec
 
 

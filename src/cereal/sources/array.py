@@ -9,8 +9,8 @@ import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.ordering import Order, as_order
+from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.source import IndexedSource
 from ..core.spec import Spec, is_array_like, spec_of
 from ..device.gather import take_rows
 from ..device.storage import settle

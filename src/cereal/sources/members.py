@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..core.host import first_element
-from ..core.source import IndexedSource
+from ..core.positional import IndexedSource
 
 T_co = TypeVar("T_co", covariant=True)
 

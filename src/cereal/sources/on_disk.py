@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.numbers import as_whole
-from ..core.source import IndexedSource
+from ..core.positional import IndexedSource
 from .array import ArraySampleSource
 from .memmap import MemmapSource
 

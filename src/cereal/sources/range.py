@@ -13,9 +13,9 @@ from ..core.errors import PipelineError
 from ..core.host import first_element
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
+from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows
-from ..core.source import IndexedSource
 from ..core.taken import Taken
 from .index_key import check_index_key, with_index
 

@@ -11,10 +11,11 @@ from ..core.branches import part_salt
 from ..core.errors import PipelineError
 from ..core.ordering import Order, Sequential, Shuffle, as_order
 from ..core.permutation import MAX_TRACED
+from ..core.positional import IndexedSource, Positional
 from ..core.pytree import set_fields
 from ..core.route import Route, Run
 from ..core.rows import Rows, rows_at
-from ..core.source import IndexedSource, Positional, Source
+from ..core.source import Source
 from ..core.spec import Spec
 from ..core.taken import Taken
 from .members import OverMembers

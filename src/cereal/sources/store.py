@@ -25,10 +25,10 @@ from ..core.errors import PipelineError
 from ..core.host import HostIndexed
 from ..core.ordering import Sequential
 from ..core.permutation import MAX_TRACED
+from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.reading import reading
 from ..core.rows import Rows, rows_at
-from ..core.source import IndexedSource
 from ..core.spec import Spec
 from ..core.staged import ElementStage
 from ..core.taken import Taken

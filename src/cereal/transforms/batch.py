@@ -11,18 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
-from ..core.execute import run_next
 from ..core.host_data import HostFunction
 from ..core.host_stage import as_host_function, below_host_stage, in_short, stack_batches
 from ..core.numbers import as_whole
 from ..core.position import Remainder, steps_in
+from ..core.positional import Positional
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows
-from ..core.source import Mask, Positional, Source
+from ..core.source import Mask, Source
 from ..core.spec import Spec, format_spec
 from ..core.stage import Transform
 from ..core.taken import as_arrays, check_arrays, spec_of_element
-from ..core.wrapper import PositionalWrapper, Wrapper
+from ..core.wrapper import PositionalWrapper, StreamWrapper
 from .collated import CollatedBatches, collate_as_arrays
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class BatchTransform(Transform[Any, Any]):
                 f"{self.label} must be called with a source, got {type(source).__name__}; write "
                 f"`BatchTransform({self.batch_size})(source)`."
             )
-        if source.callbacks:
+        if source.callbacks != _root(source).callbacks:
             raise PipelineError(
                 f"{self.label} comes after a HostCallbackTransform, which runs once per batch; "
                 f"put the callback after the BatchTransform."
@@ -151,6 +151,13 @@ class BatchTransform(Transform[Any, Any]):
         if self.drop_last:
             _check_fits(batched.lanes, source.length)
         return batched
+
+
+def _root(source: Source[Any]) -> Source[Any]:
+    """The source below all stages."""
+    while source.inner is not None:
+        source = source.inner
+    return source
 
 
 def _as_collate(collate: Any) -> HostFunction:
@@ -246,7 +253,7 @@ class BatchedStreamState:
 
 
 @pytree_dataclass
-class BatchedStream(Wrapper[T_co]):
+class BatchedStream(StreamWrapper[T_co]):
     """Batches of a source that carries a state: `batch_size` steps of it at a time.
 
     Nothing is dropped from a stream: it goes on where it was when the epoch ends.
@@ -273,17 +280,9 @@ class BatchedStream(Wrapper[T_co]):
         inner = self.source.init_state(key)
         return BatchedStreamState(inner, jnp.uint32(0)) if self.batch.pad_last_batch else inner
 
-    def next(self, state: Any) -> tuple[T_co, Mask, Any]:
-        return run_next(self, state)
-
     def step(self, state: Any) -> tuple[T_co, Mask, Any]:
-        def one(state: Any, _: None) -> tuple[Any, tuple[Any, Any]]:
-            value, mask, state = self.source.step(state)
-            return state, (value, mask)
-
         if not self.batch.pad_last_batch:
-            state, (values, mask) = jax.lax.scan(one, state, length=self.batch.batch_size)
-            return values, mask, state
+            return self.source.step_many(state, self.batch.batch_size)
         return self._padded(state)
 
     def _padded(self, state: BatchedStreamState) -> tuple[T_co, Mask, Any]:

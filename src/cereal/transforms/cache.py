@@ -15,9 +15,10 @@ from ..core.elements import chunks_of, read_elements
 from ..core.errors import PipelineError
 from ..core.host import HostIndexed
 from ..core.ordering import Order
+from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows
-from ..core.source import IndexedSource, Source
+from ..core.source import Source
 from ..core.spec import Spec
 from ..core.stage import Stage, Transform
 from ..core.taken import check_arrays

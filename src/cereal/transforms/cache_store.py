@@ -13,7 +13,7 @@ import numpy as np
 from ..core.digest import digest
 from ..core.elements import chunks_of, read_elements
 from ..core.host import HostData
-from ..core.source import IndexedSource
+from ..core.positional import IndexedSource
 from ..core.spec import Spec
 from .cache_files import create, open_files, save
 

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
-from ..core.execute import run_next
 from ..core.ordering import Order
+from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, static_field
 from ..core.rows import Rows, rows_at
-from ..core.source import IndexedSource, Mask, Source
+from ..core.source import Mask, Source
 from ..core.spec import Spec
 from ..core.stage import Transform
-from ..core.wrapper import Wrapper
+from ..core.wrapper import StreamWrapper
 from ..sources.members import OverMembers
 from ..sources.routed import check_part
 from .batch import Batched
@@ -164,7 +164,7 @@ class UnbatchedState:
 
 
 @pytree_dataclass
-class UnbatchedStream(Wrapper[T_co]):
+class UnbatchedStream(StreamWrapper[T_co]):
     """Batches handed out element by element."""
 
     source: Any
@@ -189,9 +189,6 @@ class UnbatchedStream(Wrapper[T_co]):
         values = jax.tree.map(empty, self.source.element_spec())
         mask = jnp.zeros(self.source.lanes, jnp.bool_)
         return UnbatchedState(self.source.init_state(key), values, mask, jnp.int32(0))
-
-    def next(self, state: Any) -> tuple[T_co, Mask, Any]:
-        return run_next(self, state)
 
     def step(self, state: UnbatchedState) -> tuple[T_co, Mask, UnbatchedState]:
         def another(state: UnbatchedState) -> UnbatchedState:

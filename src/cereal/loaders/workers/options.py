@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from ...core.errors import PipelineError
 from ...core.numbers import as_whole
+from ...core.positional import Positional
 from ...core.reading import OnError, raise_it
-from ...core.source import Positional
 from ...core.spec import Spec
 
 _MOST_AHEAD_BYTES = 256 * 2**20

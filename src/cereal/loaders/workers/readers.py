@@ -20,10 +20,10 @@ from ...core.callback import forget_kept
 from ...core.execute import routed_rows
 from ...core.host_data import HostData
 from ...core.position import Remainder, starts
+from ...core.positional import Positional
 from ...core.reading import Reading, reading_as
 from ...core.rows import Rows
 from ...core.settings import current_settings
-from ...core.source import Positional
 from ...core.state import make_words
 from .crew import Crew
 from .options import Options

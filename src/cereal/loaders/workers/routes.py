@@ -13,7 +13,7 @@ import numpy as np
 
 from ...core.execute import routed_rows, stripped
 from ...core.position import Remainder
-from ...core.source import Positional
+from ...core.positional import Positional
 
 _LANES = 1 << 14
 _MOST_TABLES = 64 * 2**20

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 import jax
 
+from ...core.positional import Positional
 from ...core.pytree import pytree_dataclass, static_field
 from ...core.rows import Rows
-from ...core.source import Positional
 from ...core.wrapper import PositionalWrapper
 from .options import Options
 from .readers import Readers

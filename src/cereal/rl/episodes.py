@@ -1,0 +1,259 @@
+"""Statistics of episodes: how long they are, and what they return.
+
+reward           1   1   1   1   1   1
+done             .   .   x   .   x   .
+episode_return   1   2   3   1   2   1     whole where done
+episode_length   1   2   3   1   2   1
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from ..core.errors import PipelineError, UsageError
+from ..core.positional import Positional
+from ..core.pytree import pytree_dataclass, static_field
+from ..core.source import Mask, Source
+from ..core.spec import Spec, format_spec
+from ..core.stage import Transform
+from ..core.wrapper import StreamWrapper
+from .returns import backwards, over
+
+T_co = TypeVar("T_co", covariant=True)
+_RETURN, _LENGTH = "episode_return", "episode_length"
+
+
+@pytree_dataclass
+class EpisodeStatisticsTransform(Transform[Any, Any]):
+    """Adds `episode_return` and `episode_length`: of the running episode, up to and with this step.
+
+        reward           1   1   1   1   1   1
+        done             .   .   x   .   x   .
+        episode_return   1   2   3   1   2   1     whole where done
+
+    A stage of a stream, before or after batching, with the same numbers: sums are carried in the
+    loader's state across batches and epochs, for each environment. Steps whose mask is False do
+    not count. `episode_summary` takes the means of a batch.
+
+    >>> import cereal, jax, jax.numpy as jnp
+    >>> @cereal.pytree_dataclass
+    ... class Counting(cereal.Source):
+    ...     steps_per_epoch: int = cereal.static_field(default=6)
+    ...     def element_spec(self):
+    ...         one = jax.ShapeDtypeStruct((), jnp.float32)
+    ...         return {"reward": one, "done": jax.ShapeDtypeStruct((), jnp.bool_)}
+    ...     def init_state(self, key):
+    ...         return jnp.int32(0)
+    ...     def next(self, step):
+    ...         element = {"reward": jnp.float32(1), "done": step % 4 == 3}
+    ...         return element, jnp.bool_(True), step + 1
+    >>> stages = [Counting(), cereal.BatchTransform(3), cereal.rl.EpisodeStatisticsTransform()]
+    >>> loader = cereal.DataLoader(stages)
+    >>> for batch, mask in loader.iterate(loader.init_state(0)):
+    ...     print(batch["episode_return"], batch["done"])
+    [1. 2. 3.] [False False False]
+    [4. 1. 2.] [ True False False]
+    """
+
+    def __call__(self, source: Source[Any]) -> Source[Any]:
+        if not isinstance(source, Source):
+            raise PipelineError(
+                f"{self.label} must be called with a source, got {type(source).__name__}; write "
+                f"`{self.label}()(source)`."
+            )
+        if isinstance(source, Positional):
+            raise PipelineError(
+                f"{self.label} carries sums from step to step, and {source.label} is an indexed "
+                f"pipeline, whose batches know nothing of those before; put it over a stream, such "
+                f"as a GymnaxSource. Of stored steps, compute them once: "
+                f"`cereal.rl.episode_statistics(reward, done)`."
+            )
+        spec = source.element_spec()
+        _check_keys(spec, self.label)
+        parts = _Parts(spec["reward"].shape, spec["done"].shape)
+        added = {
+            _RETURN: jax.ShapeDtypeStruct(parts.reward, jnp.float32),
+            _LENGTH: jax.ShapeDtypeStruct(parts.done, jnp.int32),
+        }
+        if parts.reward[: len(parts.done)] != parts.done:
+            raise PipelineError(
+                f"{self.label}: `reward` is {format_spec(spec['reward'])} and `done` "
+                f"{format_spec(spec['done'])}; there must be one `done` for each reward."
+            )
+        return EpisodeStream(source, Spec({**spec, **added}))
+
+
+def _check_keys(spec: Any, label: str) -> None:
+    keys = sorted(spec) if isinstance(spec, dict) else format_spec(spec)
+    if not isinstance(spec, dict) or not {"reward", "done"} <= set(spec):
+        raise PipelineError(
+            f"{label} needs elements with the keys 'reward' and 'done', got {keys}; give them "
+            f"these names with a RenameTransform."
+        )
+    twice = [name for name in (_RETURN, _LENGTH) if name in spec]
+    if twice:
+        raise PipelineError(
+            f"{label} adds {twice[0]!r}, but elements have that key already; rename it before, "
+            f'with `RenameTransform({{"{twice[0]}": ...}})`.'
+        )
+
+
+class _Parts(NamedTuple):
+    """Something of the rewards, and the same of what ends episodes."""
+
+    reward: Any
+    done: Any
+
+
+@pytree_dataclass
+class EpisodeState:
+    """The state of running sums: of rewards and of steps, 0 where an episode has just ended."""
+
+    source: Any
+    total: jax.Array
+    steps: jax.Array
+
+
+@pytree_dataclass
+class EpisodeStream(StreamWrapper[T_co]):
+    """A stream with sums over its episodes."""
+
+    source: Any
+    spec: Spec = static_field()
+
+    @property
+    def label(self) -> str:
+        return "EpisodeStatisticsTransform"
+
+    @property
+    def light(self) -> bool:
+        return False
+
+    def init_state(self, key: Any) -> EpisodeState:
+        spec, axes = self.source.element_spec(), len(self.lanes)
+        total = jnp.zeros(spec["reward"].shape[axes:], jnp.float32)
+        steps = jnp.zeros(spec["done"].shape[axes:], jnp.int32)
+        return EpisodeState(self.source.init_state(key), total, steps)
+
+    def step(self, state: EpisodeState) -> tuple[T_co, Mask, EpisodeState]:
+        return self._counted(state, self.source.step(state.source), self.lanes)
+
+    def step_many(self, state: EpisodeState, n: int) -> tuple[T_co, Mask, EpisodeState]:
+        return self._counted(state, self.source.step_many(state.source, n), (n, *self.lanes))
+
+    def _counted(
+        self, state: EpisodeState, stepped: tuple[Any, Any, Any], lanes: tuple[int, ...]
+    ) -> tuple[Any, Mask, EpisodeState]:
+        values, mask, inner = stepped
+        axes = len(lanes)
+
+        def in_a_row(x: Any) -> jax.Array:
+            """All steps on one axis: the batches of a batch follow each other."""
+            return x.reshape(math.prod(lanes), *x.shape[axes:])
+
+        reward, done = values["reward"], values["done"]
+        start = _Parts(state.total, state.steps)
+        sums, after = _run(in_a_row(reward), in_a_row(done), in_a_row(mask), start)
+        added = {
+            _RETURN: sums.reward.reshape(reward.shape),
+            _LENGTH: sums.done.reshape(done.shape),
+        }
+        return {**values, **added}, mask, EpisodeState(inner, after.reward, after.done)
+
+
+def episode_statistics(reward: Any, done: Any, *, mask: Any = None) -> tuple[jax.Array, jax.Array]:
+    """The return and the length of the running episode at each of T steps in a row.
+
+        reward [T, ...], done [T, ...]  ->  float32[T, ...], int32[T, ...]
+
+    For stored steps; in a stream, `EpisodeStatisticsTransform` does it.
+
+    >>> import cereal, jax.numpy as jnp
+    >>> done = jnp.array([False, False, True, False])
+    >>> returns, lengths = cereal.rl.episode_statistics(jnp.full(4, 0.5), done)
+    >>> returns.tolist(), lengths.tolist()
+    ([0.5, 1.0, 1.5, 0.5], [1, 2, 3, 1])
+    """
+    reward, done = jnp.asarray(reward), jnp.asarray(done)
+    real = jnp.ones(done.shape[:1], jnp.bool_) if mask is None else jnp.asarray(mask)
+    if not done.ndim or reward.shape[: done.ndim] != done.shape:
+        raise UsageError(
+            f"`episode_statistics` works on steps in a row, the first axis of arrays, got a reward "
+            f"of shape {reward.shape} and a `done` of shape {done.shape}; pass `[T, ...]`."
+        )
+    if done.shape[: real.ndim] != real.shape:
+        raise UsageError(
+            f"`episode_statistics`: the mask of shape {real.shape} does not belong to a `done` of "
+            f"shape {done.shape}; pass `[T]` or `[T, ...]`."
+        )
+    start = _Parts(jnp.zeros(reward.shape[1:], jnp.float32), jnp.zeros(done.shape[1:], jnp.int32))
+    return tuple(_run(reward, done, real, start)[0])
+
+
+def _run(
+    reward: jax.Array, done: jax.Array, mask: jax.Array, start: _Parts
+) -> tuple[_Parts, _Parts]:
+    """The sums at each step, and what to start from after the last."""
+    real = over(mask.astype(jnp.bool_), done)
+    ended = done.astype(jnp.bool_) & real
+    goes_on = jnp.concatenate([jnp.ones_like(ended[:1]), ~ended[:-1]])
+
+    def sums(added: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
+        added = added.at[0].add(start)
+        factor = over(goes_on, added).astype(added.dtype)
+        total = jnp.flip(backwards(jnp.flip(factor, 0), jnp.flip(added, 0)), 0)
+        return total, jnp.where(over(ended[-1], start), jnp.zeros_like(start), total[-1])
+
+    rewards = reward.astype(jnp.float32)
+    rewards = jnp.where(over(real, rewards), rewards, jnp.zeros_like(rewards))
+    counts = jnp.broadcast_to(real, done.shape).astype(jnp.int32)
+    (totals, total), (lengths, length) = sums(rewards, start.reward), sums(counts, start.done)
+    return _Parts(totals, lengths), _Parts(total, length)
+
+
+def episode_summary(batch: Any, mask: Any = None) -> dict[str, jax.Array]:
+    """How many episodes ended in a batch, and their mean return and length; 0 if none did.
+
+        {"episodes": int32, "mean_return": float32, "mean_length": float32}
+
+    Of a batch after `EpisodeStatisticsTransform`, with its mask; traceable, so that it can be an
+    output of `scan_epoch`.
+
+    >>> import cereal, jax.numpy as jnp
+    >>> done = jnp.array([False, True, True, False])
+    >>> returns, lengths = jnp.array([1.0, 3.0, 5.0, 9.0]), jnp.array([1, 2, 4, 3])
+    >>> batch = {"done": done, "episode_return": returns, "episode_length": lengths}
+    >>> {name: float(x) for name, x in cereal.rl.episode_summary(batch).items()}
+    {'episodes': 2.0, 'mean_return': 4.0, 'mean_length': 3.0}
+    """
+    missing = [name for name in ("done", _RETURN, _LENGTH) if name not in batch]
+    if missing:
+        raise UsageError(
+            f"`episode_summary` needs a batch with {missing[0]!r}, got {sorted(batch)}; put "
+            f"`cereal.rl.EpisodeStatisticsTransform()` into the pipeline."
+        )
+    done = jnp.asarray(batch["done"]).astype(jnp.bool_)
+    if mask is not None:
+        mask = jnp.asarray(mask).astype(jnp.bool_)
+        if done.shape[: mask.ndim] != mask.shape:
+            raise UsageError(
+                f"`episode_summary`: the mask of shape {mask.shape} does not belong to a batch "
+                f"whose `done` has shape {done.shape}; pass the mask that came with the batch."
+            )
+        done = done & over(mask, done)
+    return {
+        "episodes": jnp.sum(done, dtype=jnp.int32),
+        "mean_return": _mean(batch[_RETURN], done),
+        "mean_length": _mean(batch[_LENGTH], done),
+    }
+
+
+def _mean(values: Any, where: jax.Array) -> jax.Array:
+    values = jnp.asarray(values).astype(jnp.float32)
+    where = jnp.broadcast_to(over(where, values), values.shape)
+    count = jnp.maximum(jnp.sum(where, dtype=jnp.int32), 1).astype(jnp.float32)
+    return jnp.sum(jnp.where(where, values, jnp.zeros_like(values))) / count

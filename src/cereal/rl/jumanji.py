@@ -1,0 +1,90 @@
+"""Environments of Jumanji's shape: those of DeepMind's `dm_env` as pure functions.
+
+reset(key)           -> state, TimeStep
+step(state, action)  -> state, TimeStep(step_type, reward, discount, observation, extras)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core.errors import PipelineError
+from ..core.pytree import pytree_dataclass, set_fields, static_field
+from .environment import Step
+
+_OWNER = "JumanjiEnvironment"
+
+
+@pytree_dataclass
+class JumanjiEnvironment:
+    """An environment of Jumanji, as `jumanji.make` gives it.
+
+        env = cereal.rl.JumanjiEnvironment(jumanji.make("Snake-v1"))
+        source = cereal.rl.RolloutSource(env, policy_step, policy_state, num_envs=64)
+
+    An episode that ends with a discount other than zero was truncated. Observations are the
+    named tuples of Jumanji, rewards are one number or one per agent, `extras` become `info`.
+    """
+
+    env: Any = static_field()
+
+    def __init__(self, env: Any) -> None:
+        for layer in _layers(env):
+            _check_layer(layer)
+        missing = [name for name in ("reset", "step", "action_spec") if not hasattr(env, name)]
+        if missing:
+            raise PipelineError(
+                f"{_OWNER}: `env` must be an environment of Jumanji, got {type(env).__name__}, "
+                f"which has no `{missing[0]}`; write `jumanji.make(name)`."
+            )
+        set_fields(self, env=env)
+
+    def reset(self, key: Any) -> tuple[Any, Any]:
+        state, timestep = self.env.reset(key)
+        return timestep.observation, state
+
+    def step(self, key: Any, state: Any, action: Any) -> Step:
+        del key  # what is random in a step of Jumanji comes from the key in its state
+        state, timestep = self.env.step(state, action)
+        done = timestep.last()
+        return Step(
+            observation=timestep.observation,
+            state=state,
+            reward=timestep.reward,
+            done=done,
+            truncated=done & jnp.any(jnp.asarray(timestep.discount) != 0),
+            info=dict(timestep.extras or {}),
+        )
+
+    def action_spec(self) -> Any:
+        spec: Any = self.env.action_spec
+        spec = spec() if callable(spec) else spec  # it was a method before Jumanji 1.0
+        if hasattr(spec, "shape") and hasattr(spec, "dtype"):
+            return jax.ShapeDtypeStruct(tuple(spec.shape), jnp.dtype(spec.dtype))
+        return jax.eval_shape(spec.generate_value) if hasattr(spec, "generate_value") else None
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """An environment, and those that it wraps."""
+    while env is not None:
+        yield env
+        env = getattr(env, "__dict__", {}).get("_env")  # not by getattr: wrappers pass it on
+
+
+def _check_layer(env: Any) -> None:
+    # By name: the wrappers of users count, and nothing is imported.
+    names = [kind.__name__ for kind in type(env).__mro__]
+    if any(name.endswith(("VmapWrapper", "VmapAutoResetWrapper")) for name in names):
+        raise PipelineError(
+            f"{_OWNER}: {type(env).__name__} is many environments, and this is an adapter of one; "
+            f"pass the environment inside it, and `num_envs=` to the source."
+        )
+    if any(name.endswith("AutoResetWrapper") for name in names):
+        raise PipelineError(
+            f"{_OWNER}: {type(env).__name__} resets the environment by itself, and so does the "
+            f"rollout, which keeps the last observation; pass the environment inside it."
+        )

@@ -1,0 +1,156 @@
+"""A user's policy: the function, the template of its state, and its axes over environments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core.errors import PipelineError
+from ..core.function import Function, as_function
+from ..core.spec import Spec, format_spec, is_array_like
+
+_WRITE = (
+    "def policy_step(observation, policy_state, new_episode, key): ...; return action, policy_state"
+)
+_WRAPPER = """
+    def policy_step(observation, policy_state, new_episode, key):
+        return policy_fn(observation, policy_state, key), policy_state
+"""
+
+
+def wrapper_of(owner: str) -> str:
+    """What to write around a policy without a state of its own."""
+    return (
+        f"wrap your function, with the arguments that it takes, and pass its parameters as the "
+        f"policy state:\n{_WRAPPER}\n"
+        f"    source = {owner}(env, env_params, policy_step, policy_state_template=policy_params)\n"
+        f"    state = loader.set_policy_state(loader.init_state(key), policy_params)"
+    )
+
+
+def as_policy(policy_step_fn: Any, owner: str) -> Function:
+    """The function as a part of a pytree; it takes four values."""
+    if not callable(policy_step_fn):
+        raise PipelineError(
+            f"{owner}: `policy_step_fn` must be callable, got {type(policy_step_fn).__name__}; "
+            f"write `{_WRITE}`."
+        )
+    try:
+        inspect.signature(policy_step_fn).bind(None, None, None, None)
+    except TypeError as error:
+        name = getattr(policy_step_fn, "__name__", type(policy_step_fn).__name__)
+        raise PipelineError(
+            f"{owner}: `policy_step_fn` is called with (observation, policy_state, new_episode, "
+            f"key), which `{name}{inspect.signature(policy_step_fn)}` does not take; "
+            f"{wrapper_of(owner)}"
+        ) from error
+    except ValueError:  # a built-in without a signature
+        pass
+    return as_function(policy_step_fn, owner)
+
+
+def as_template(template: Any, owner: str) -> Spec:
+    """The spec of a policy state: given as one, as arrays, or as `jax.ShapeDtypeStruct`s."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(template)[0]:
+        if not is_array_like(leaf):
+            name = "policy_state_template" + jax.tree_util.keystr(path)
+            raise PipelineError(
+                f"{owner}: `{name}` is {type(leaf).__name__} ({leaf!r:.60}), and a policy state "
+                f"is a tree of arrays; keep what is no array in the policy function (of an "
+                f"Equinox module: `eqx.partition(module, eqx.is_array)`)."
+            )
+    return Spec(jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), template))
+
+
+class Axes:
+    """Which axis of each leaf of a policy state goes over the environments; None: it is shared."""
+
+    def __init__(self, leaves: tuple[int | None, ...], structure: Any) -> None:
+        self.leaves, self.structure = leaves, structure
+
+    @property
+    def tree(self) -> Any:
+        return jax.tree.unflatten(self.structure, self.leaves)
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything that environments do not share."""
+        return any(axis is not None for axis in self.leaves)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Axes)
+            and self.leaves == other.leaves
+            and self.structure == other.structure
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.leaves, self.structure))
+
+
+def as_axes(axes: Any, template: Spec, num_envs: int, owner: str) -> Axes:
+    """Reads `policy_state_axes`, a prefix of the policy state's tree as `jax.vmap` takes it."""
+    found: list[Any] = []
+
+    def fill(axis: Any, below: Any) -> None:
+        found.extend([axis] * len(jax.tree.leaves(below)))
+
+    try:
+        jax.tree.map(fill, axes, template.tree, is_leaf=lambda x: x is None)
+    except (ValueError, TypeError) as error:
+        first = str(error).partition("\n")[0]
+        raise PipelineError(
+            f"{owner}: `policy_state_axes` must be None, 0, or a tree like the policy state "
+            f"{template} with 0 for what each environment has for itself and None for what they "
+            f"share, got {axes!r:.80} ({first})."
+        ) from error
+    paths = jax.tree_util.tree_flatten_with_path(template.tree)[0]
+    for (path, leaf), axis in zip(paths, found, strict=True):
+        _check_axis(axis, leaf, jax.tree_util.keystr(path), num_envs, owner)
+    return Axes(tuple(found), template.structure)
+
+
+def _check_axis(axis: Any, leaf: Any, path: str, num_envs: int, owner: str) -> None:
+    if axis is None:
+        return
+    if not isinstance(axis, int) or isinstance(axis, bool) or not 0 <= axis < max(leaf.ndim, 1):
+        raise PipelineError(
+            f"{owner}: `policy_state_axes{path}` must be None or an axis of "
+            f"{format_spec(leaf)}, got {axis!r}."
+        )
+    if leaf.shape[axis : axis + 1] != (num_envs,):
+        raise PipelineError(
+            f"{owner}: `policy_state_template{path}` is {format_spec(leaf)}, but "
+            f"`policy_state_axes` gives its axis {axis} to the {num_envs} environments; give it "
+            f"that length."
+        )
+
+
+def over_environments(
+    policy: Callable[..., Any], axes: Axes, num_envs: int
+) -> Callable[..., tuple[Any, Any, Any]]:
+    """`(observation, policy_state, new_episode, key) -> (action, extras, policy_state)` of all."""
+
+    def one(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
+        made = policy(observation, policy_state, new_episode, key)
+        action, after, *extras = made
+        return (jax.tree.map(jnp.asarray, action), tuple(extras)), after
+
+    def all_of_them(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
+        if num_envs == 1 and not axes.any:
+            (action, extras), after = one(observation, policy_state, new_episode, key)
+            return action, extras, after
+        mapped = jax.vmap(one, in_axes=(0, axes.tree, 0, 0), out_axes=(0, axes.tree))
+        if num_envs > 1:
+            (action, extras), after = mapped(observation, policy_state, new_episode, key)
+            return action, extras, after
+        seen = jax.tree.map(lambda x: x[None], (observation, new_episode, key))
+        made, after = mapped(seen[0], policy_state, seen[1], seen[2])
+        action, extras = jax.tree.map(lambda x: x[0], made)
+        return action, extras, after
+
+    return all_of_them

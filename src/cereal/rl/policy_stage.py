@@ -1,0 +1,111 @@
+"""A stage that sees the policy: over a stream whose state carries one.
+
+state ──find──► policy state ─┐
+  └────step───► values, mask ─┴─► the stage ─► values, mask
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+import jax
+
+from ..core.errors import CerealError, PipelineError, UsageError
+from ..core.policy import PolicySlot, find_slot
+from ..core.positional import Positional
+from ..core.promise import as_built
+from ..core.pytree import pytree_dataclass, static_field
+from ..core.source import Mask, Source
+from ..core.spec import Spec, format_spec
+from ..core.wrapper import StreamWrapper
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class UsesPolicy(Protocol):
+    """A stage whose `apply` is given the policy state too."""
+
+    @property
+    def label(self) -> str:
+        """How error messages call it."""
+        ...
+
+    def apply_with(
+        self, policy_state: Any, values: Any, mask: Any, lanes: tuple[int, ...]
+    ) -> tuple[Any, Any]:
+        """New values and mask."""
+        ...
+
+
+@pytree_dataclass
+class PolicyStage(StreamWrapper[T_co]):
+    """A stage over a stream, with the policy state as it was before the step.
+
+    That is what makes sense of a recurrent policy: what it remembered when the segment began.
+    """
+
+    source: Any
+    stage: Any
+    spec: Spec = static_field()
+
+    @property
+    def label(self) -> str:
+        return self.stage.label
+
+    @property
+    def light(self) -> bool:
+        return False
+
+    def init_state(self, key: Any) -> Any:
+        return self.source.init_state(key)
+
+    def step(self, state: Any) -> tuple[T_co, Mask, Any]:
+        policy_state = find_slot(state).get()
+        values, mask, state = self.source.step(state)
+        values, mask = self.stage.apply_with(policy_state, values, mask, self.lanes)
+        return as_built(self.stage, values, self.spec, 0), mask, state
+
+
+def policy_stage(stage: UsesPolicy, source: Source[Any]) -> Source[Any]:
+    """The source with the stage around it, or an error if no policy is below."""
+    if not isinstance(source, Source):
+        raise PipelineError(
+            f"{stage.label} must be called with a source, got {type(source).__name__}; write "
+            f"`stage(source)`."
+        )
+    slot = _slot_below(stage, source)
+    mask = jax.ShapeDtypeStruct(source.lanes, bool)
+    spec = source.element_spec()
+    try:
+        made = jax.eval_shape(
+            lambda policy_state, values, mask: stage.apply_with(
+                policy_state, values, mask, source.lanes
+            )[0],
+            slot.spec.tree,
+            spec,
+            mask,
+        )
+    except CerealError:
+        raise
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise PipelineError(
+            f"{stage.label} failed on {format_spec(spec)} and the policy state {slot.spec}: "
+            f"{type(error).__name__}: {first}"
+        ) from error
+    return PolicyStage(source, stage, Spec(made))
+
+
+def _slot_below(stage: UsesPolicy, source: Source[Any]) -> PolicySlot:
+    without = PipelineError(
+        f"{stage.label} needs the state of a policy, but {source.label} carries none; begin the "
+        f"pipeline with a source of rollouts, such as GymnaxSource, or leave `value_fn` out and "
+        f"add `value` and `next_value` in a MapTransform before."
+    )
+    if isinstance(source, Positional):
+        raise without
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    try:
+        return find_slot(jax.eval_shape(source.init_state, key))
+    except UsageError as error:
+        raise without from error

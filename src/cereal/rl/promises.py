@@ -1,0 +1,161 @@
+"""What an environment and a policy promise, asked when the pipeline is built.
+
+Everything is known from shapes and dtypes, without a step being made: what `reset` gives, what the
+policy makes of it, what `step` makes of that, and whether `step` gives back what `reset` gave.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core.errors import CerealError, PipelineError
+from ..core.spec import Spec, format_spec, is_array_like
+from .environment import Step
+
+
+def shapes_of(what: str, fn: Any, *args: Any) -> Any:
+    """What a user's function gives, as shapes and dtypes."""
+    try:
+        return jax.eval_shape(lambda *args: jax.tree.map(_as_array, fn(*args)), *args)
+    except CerealError:
+        raise
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise PipelineError(f"{what} failed: {type(error).__name__}: {first}") from error
+
+
+def _as_array(leaf: Any) -> Any:
+    if not is_array_like(leaf):
+        raise PipelineError(
+            f"it gave {type(leaf).__name__} ({leaf!r:.60}) where there must be an array"
+        )
+    return jnp.asarray(leaf)
+
+
+def key_shape() -> Any:
+    """A random key, as a shape."""
+    return jax.eval_shape(lambda: jax.random.key(0))
+
+
+def first_of(env: Any, owner: str) -> tuple[Any, Any]:
+    """The shapes of the first observation and of the environment's state."""
+    name = f"{owner}: {type(env).__name__}.reset"
+
+    def reset(key: Any) -> Any:
+        made = env.reset(key)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise PipelineError(
+                f"{name} must return (observation, state), returned {type(made).__name__}"
+                + (f" of {len(made)}." if isinstance(made, tuple) else ".")
+            )
+        return made
+
+    return shapes_of(name, reset, key_shape())
+
+
+def acted(policy: Any, observation: Any, policy_state: Any, env: Any, owner: str) -> Any:
+    """The shape of an action, after checking what else the policy gives for one environment."""
+    new, key = jax.ShapeDtypeStruct((), jnp.bool_), key_shape()
+    what = f"{owner}: `policy_step_fn` {policy.name}"
+
+    def act(observation: Any, policy_state: Any, new: Any, key: Any) -> Any:
+        made = policy(observation, policy_state, new, key)
+        if not isinstance(made, tuple) or len(made) not in (2, 3):
+            found = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+            raise PipelineError(
+                f"{what} must return (action, policy_state), or (action, policy_state, extras), "
+                f"returned {found}; a policy without a state returns `policy_state` as it got it."
+            )
+        return made
+
+    on = f"{what}, called with {format_spec(observation)} and {format_spec(policy_state)},"
+    action, after, *_ = shapes_of(on, act, observation, policy_state, new, key)
+    difference = differing(policy_state, after)
+    if difference:
+        raise PipelineError(
+            f"{what} returns another policy state than it gets: {difference}. Return "
+            f"`policy_state` with the same structure, shapes and dtypes."
+        )
+    _check_action(action, env, what)
+    return action
+
+
+def _check_action(action: Any, env: Any, what: str) -> None:
+    wanted = env.action_spec()
+    if wanted is None:
+        return
+    same = jax.tree.structure(action) == jax.tree.structure(wanted)
+    pairs = zip(jax.tree.leaves(action), jax.tree.leaves(wanted), strict=True) if same else ()
+    if same and all(a.shape == w.shape and _kind(a) == _kind(w) for a, w in pairs):
+        return
+    hint = ""
+    if same and _kind(wanted) == "integer":
+        hint = " Return the number of an action: `jax.random.categorical(key, logits)`, or cast it."
+    elif same:
+        hint = " Cast or reshape it in the policy."
+    raise PipelineError(
+        f"{what} returns the action {format_spec(action)}, but {type(env).__name__} takes "
+        f"{format_spec(wanted)}.{hint}"
+    )
+
+
+def _kind(leaf: Any) -> str:
+    if not hasattr(leaf, "dtype"):
+        return "tree"
+    for name in ("bool", "integer", "floating"):
+        if jnp.issubdtype(leaf.dtype, {"bool": jnp.bool_}.get(name) or getattr(jnp, name)):
+            return name
+    return str(leaf.dtype)
+
+
+def stepped(env: Any, observation: Any, state: Any, action: Any, owner: str) -> Step:
+    """The shapes of what a step gives, after checking that a step can follow it."""
+    name = f"{type(env).__name__}.step"
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        made = env.step(key, state, action)
+        if not isinstance(made, Step):
+            raise PipelineError(
+                f"{owner}: {name} must return a `cereal.rl.Step`, returned {type(made).__name__}."
+            )
+        return made
+
+    what = f"{owner}: {name}, called with the action {format_spec(action)},"
+    made = shapes_of(what, step, key_shape(), state, action)
+    goes_on = made.resumed if made.resumed is not None else (made.observation, made.state)
+    for part, first, after in (
+        ("observation", observation, made.observation),
+        ("observation", observation, goes_on[0]),
+        ("state", state, goes_on[1]),
+    ):
+        difference = differing(first, after, "reset", "step")
+        if difference:
+            raise PipelineError(
+                f"{owner}: the {part} of {type(env).__name__} is not the same after `reset` and "
+                f"after `step`: {difference}. A loop needs one dtype and shape: cast in one of "
+                f"them, for example with `.astype(jnp.float32)`."
+            )
+    for part in ("done", "truncated"):
+        flag = getattr(made, part)
+        if flag is not None and flag.shape != ():
+            raise PipelineError(
+                f"{owner}: {name} gives `{part}` as {format_spec(flag)}; it must be one yes or no "
+                f"per environment."
+            )
+    return made
+
+
+def differing(one: Any, other: Any, first: str = "it gets", second: str = "it returns") -> str:
+    """Where two trees of shapes differ first, in words; empty if they do not."""
+    if Spec(one) == Spec(other):
+        return ""
+    if jax.tree.structure(one) != jax.tree.structure(other):
+        return f"{first} {format_spec(one)}, {second} {format_spec(other)}"
+    pairs = zip(jax.tree_util.tree_flatten_with_path(one)[0], jax.tree.leaves(other), strict=True)
+    (path, a), b = next((p, x) for p, x in pairs if (p[1].shape, p[1].dtype) != (x.shape, x.dtype))
+    place = jax.tree_util.keystr(path)
+    at = f"`{place}` is " if place else ""
+    return f"{at}{first} {format_spec(a)}, {second} {format_spec(b)}"

@@ -1,0 +1,370 @@
+"""Rollouts: a policy and environments, as a stream of transitions.
+
+    observation --policy--> action --environment--> reward, next observation, done
+        ^                                                  |
+        +---------------- next observation, or the first of a new episode
+
+A step is one action in each of N environments. What is random in a step is a function of the key,
+the environment's number and how many steps were made: environment 3 of 8 sees what environment 3
+of 1,024 sees, and n steps at once are n steps one by one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, NotRequired, TypedDict
+
+import jax
+import jax.numpy as jnp
+
+from ..core.errors import PipelineError, StateError
+from ..core.execute import many_steps, run_many, run_next
+from ..core.function import Function
+from ..core.held import Held, hold
+from ..core.numbers import as_whole
+from ..core.policy import PolicySlot, empty_slot, get_policy_state, set_policy_state
+from ..core.pytree import pytree_dataclass, set_copy, set_fields, static_field
+from ..core.source import Mask, Source
+from ..core.spec import Spec
+from ..core.state import key_words
+from ..core.threefry import ROLLOUT, key_for, threefry
+from .environment import Environment, Step
+from .policies import Axes, as_axes, as_policy, as_template, over_environments
+from .promises import acted, first_of, key_shape, stepped
+
+_POLICY, _STEP, _RESET, _FIRST = range(4)  # what a key of a step is for
+_MOST_KEYS = 1 << 22  # drawn at once
+
+
+class Transition(TypedDict):
+    """What a rollout gives per step; each part has a leading axis N if there are N environments.
+
+        state        what the policy saw
+        action       what it did
+        reward       what it got for it
+        next_state   what came of it; where `done`, the last observation of the episode
+        done         whether the episode has ended
+        info         what the environment tells besides; `terminated` and `truncated`, if it does
+        extras       what the policy returned besides, if it does: log-probabilities, say
+
+    The next transition's `state` is this one's `next_state`, or where `done` the first observation
+    of another episode.
+    """
+
+    state: Any
+    action: Any
+    reward: Any
+    next_state: Any
+    done: jax.Array
+    info: Any
+    extras: NotRequired[Any]
+
+
+@pytree_dataclass
+class RolloutState:
+    """Where a rollout is: the environments, what they show, and the policy."""
+
+    environment: Any
+    observation: Any
+    new_episode: jax.Array
+    policy: PolicySlot
+    keys: jax.Array  # two words per environment
+    steps: jax.Array  # made so far: two words
+
+
+@pytree_dataclass
+class RolloutSource(Source[Transition]):
+    """Transitions of a policy in N environments, any that have the two functions of `Environment`.
+
+        RolloutSource(BraxEnvironment(env), policy_step, template, num_envs=64)
+        -> BatchTransform(128)   segments of 128 steps in 64 environments: [128, 64, ...]
+
+    `policy_step_fn(observation, policy_state, new_episode, key) -> (action, policy_state)` is
+    written for one environment; a third value that it returns is in the transition as `extras`.
+    The policy state (parameters, and what a recurrent policy remembers) lies in the loader's
+    state: `loader.set_policy_state` puts it there, in the shape of `policy_state_template`, before
+    the first step. `policy_state_axes` is an axis tree as of `jax.vmap`: None for what all
+    environments share, 0 for what each has for itself; by default all is shared. Environments go
+    on across batches and epochs; where an episode ends the next one begins, and the policy is told
+    by `new_episode`. With `num_envs=1` there is no axis for environments.
+
+    >>> import cereal, gymnax, jax, jax.numpy as jnp
+    >>> def policy_step(observation, policy_state, new_episode, key):
+    ...     return jax.random.categorical(key, observation @ policy_state["params"]), policy_state
+    >>> env = cereal.rl.GymnaxEnvironment(gymnax.make("CartPole-v1")[0])
+    >>> policy_state = {"params": jnp.zeros((4, 2))}
+    >>> source = cereal.rl.RolloutSource(env, policy_step, policy_state, num_envs=8)
+    >>> loader = cereal.DataLoader([source, cereal.BatchTransform(16)])
+    >>> state = loader.set_policy_state(loader.init_state(0), policy_state)
+    >>> batch, state, mask = loader.next_batch(state)
+    >>> batch["next_state"].shape
+    (16, 8, 4)
+    """
+
+    env: Held
+    policy: Function
+    template: Spec = static_field()
+    steps_per_epoch: int = static_field()
+    num_envs: int = static_field()
+    axes: Axes = static_field()
+    spec: Spec = static_field()
+    begins_again: bool = static_field()
+
+    def __init__(
+        self,
+        env: Environment,
+        policy_step_fn: Callable[[Any, Any, Any, Any], tuple[Any, Any]],
+        policy_state_template: Any,
+        steps_per_epoch: int = 1024,
+        num_envs: int = 1,
+        policy_state_axes: Any = None,
+    ) -> None:
+        owner = type(self).__name__
+        steps = _positive("steps_per_epoch", steps_per_epoch, owner)
+        count = _positive("num_envs", num_envs, owner)
+        template = as_template(policy_state_template, owner)
+        set_fields(
+            self,
+            env=hold(_checked(env, owner), owner),
+            policy=as_policy(policy_step_fn, owner),
+            template=template,
+            steps_per_epoch=steps,
+            num_envs=count,
+            axes=as_axes(policy_state_axes, template, count, owner),
+            spec=None,
+            begins_again=False,
+        )
+        made = self._one_environment(owner)
+        set_fields(self, begins_again=made.resumed is not None)
+        set_fields(self, spec=self._spec(owner))
+
+    # What it gives
+
+    def element_spec(self) -> Any:
+        return self.spec.tree
+
+    @property
+    def label(self) -> str:
+        many = "" if self.num_envs == 1 else f", num_envs={self.num_envs}"
+        env = self.env()
+        return f"{type(self).__name__}({getattr(env, 'name', type(env).__name__)}{many})"
+
+    def _one_environment(self, owner: str) -> Step:
+        """Checks policy and environment together; the shapes of one step."""
+        env = self.env()
+        observation, state = first_of(env, owner)
+        leaves = [
+            leaf if axis is None else _without(leaf, axis)
+            for leaf, axis in zip(self.template.leaves, self.axes.leaves, strict=True)
+        ]
+        policy_state = jax.tree.unflatten(self.template.structure, leaves)
+        action = acted(self.policy, observation, policy_state, env, owner)
+        return stepped(env, observation, state, action, owner)
+
+    def _spec(self, owner: str) -> Spec:
+        state = jax.eval_shape(self.init_state, key_shape())
+        state = set_copy(state, policy=PolicySlot(self.template.tree, self.template, True))
+        try:
+            return Spec(jax.eval_shape(self.step, state)[0])
+        except ValueError as error:
+            if "vmap" not in str(error) and "out_axes" not in str(error):
+                raise
+            raise PipelineError(
+                f"{owner}: the policy gives each of the {self.num_envs} environments a policy "
+                f"state of its own, but `policy_state_axes` shares all or a part of it: "
+                f"{self.template}. Say which part is whose, as in `policy_state_axes="
+                f'{{"params": None, "hidden": 0}}`, and give the parts of environments a first '
+                f"axis of {self.num_envs}."
+            ) from error
+
+    # Policies
+
+    @staticmethod
+    def set_policy_state(state: Any, policy_state: Any) -> Any:
+        """A state with this policy in it; see `DataLoader.set_policy_state`."""
+        return set_policy_state(state, policy_state)
+
+    @staticmethod
+    def get_policy_state(state: Any) -> Any:
+        """The policy state in a state; see `DataLoader.get_policy_state`."""
+        return get_policy_state(state)
+
+    # States and steps
+
+    def init_state(self, key: Any) -> RolloutState:
+        """Environments at the beginning of their first episode, without a policy."""
+        words = jnp.asarray(key_words(key))
+        root = key_for((words[0], words[1]), 0, ROLLOUT)
+        number = jnp.arange(self.num_envs, dtype=jnp.uint32)
+        keys = jnp.stack(threefry(root, (number, jnp.uint32(0))), axis=-1)
+        keys = keys if self.num_envs > 1 else keys[0]
+        steps = jnp.zeros(2, jnp.uint32)
+        first = _as_keys(self._draw(keys, steps, 1, (_FIRST,))[0, ..., 0, :])
+        observation, environment = _strong(self._reset_all(first))
+        new = jnp.ones(self._lanes, jnp.bool_)
+        slot = empty_slot(self.template)
+        return RolloutState(environment, observation, new, slot, keys, steps)
+
+    def next(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
+        return run_next(self, _checked_state(state, self))
+
+    def next_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
+        return run_many(self, _checked_state(state, self), n)
+
+    def step(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
+        state = _checked_state(state, self)
+        words = self._draw(state.keys, state.steps, 1, self._purposes)[0]
+        moving, transition = self._advance(_moving(state), words)
+        return transition, jnp.bool_(True), self._after(state, moving, 1)
+
+    def step_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
+        """All keys are drawn at once; then the environments are stepped."""
+        if n * self.num_envs > _MOST_KEYS:
+            return many_steps(self, state, n)
+        state = _checked_state(state, self)
+        words = self._draw(state.keys, state.steps, n, self._purposes)
+        moving, transitions = jax.lax.scan(self._advance, _moving(state), words)
+        return transitions, jnp.ones(n, jnp.bool_), self._after(state, moving, n)
+
+    def _advance(self, moving: _Moving, words: Any) -> tuple[_Moving, Transition]:
+        """One step of all environments: what moves, and what is told of it."""
+        keys = _as_keys(words)
+        act = over_environments(self.policy, self.axes, self.num_envs)
+        observation, policy_state = moving.observation, moving.policy_state
+        acted = act(observation, policy_state, moving.new_episode, keys[..., _POLICY])
+        action, extras, policy_state = acted
+        made = self._step_all(keys[..., _STEP], moving.environment, action)
+        done = made.done.astype(jnp.bool_)
+        if self.begins_again:
+            after = made.resumed
+        else:
+            fresh = self._reset_all(keys[..., _RESET])
+            after = _where(done, fresh, (made.observation, made.state))
+        transition = Transition(
+            state=observation,
+            action=action,
+            reward=made.reward,
+            next_state=made.observation,
+            done=done,
+            info=_info(made, done),
+        )
+        if extras:
+            transition["extras"] = extras[0]
+        seen, environment = _strong(after)
+        return _Moving(environment, seen, done, _strong(policy_state)), _strong(transition)
+
+    def _after(self, state: RolloutState, moving: _Moving, n: int) -> RolloutState:
+        slot = PolicySlot(moving.policy_state, state.policy.spec, True)
+        low = state.steps[1] + jnp.uint32(n)
+        high = state.steps[0] + (low < state.steps[1]).astype(jnp.uint32)
+        steps = jnp.stack([high, low])
+        new = moving.new_episode
+        return RolloutState(moving.environment, moving.observation, new, slot, state.keys, steps)
+
+    @property
+    def _purposes(self) -> tuple[int, ...]:
+        return (_POLICY, _STEP) if self.begins_again else (_POLICY, _STEP, _RESET)
+
+    @property
+    def _lanes(self) -> tuple[int, ...]:
+        return () if self.num_envs == 1 else (self.num_envs,)
+
+    def _reset_all(self, keys: Any) -> tuple[Any, Any]:
+        reset = self.env().reset
+        return reset(keys) if self.num_envs == 1 else jax.vmap(reset)(keys)
+
+    def _step_all(self, keys: Any, state: Any, action: Any) -> Step:
+        step = self.env().step
+        return (step if self.num_envs == 1 else jax.vmap(step))(keys, state, action)
+
+    def _draw(self, keys: Any, steps: Any, n: int, purposes: tuple[int, ...]) -> Any:
+        """The words of keys [n, (environments,) purposes, 2] for the next n steps."""
+        low = steps[1] + jnp.arange(n, dtype=jnp.uint32)
+        high = steps[0] + (low < steps[1]).astype(jnp.uint32)
+        tagged = (high << 2)[:, None] | jnp.asarray(purposes, jnp.uint32)
+
+        def of_one(key: Any) -> Any:
+            return jnp.stack(threefry((key[0], key[1]), (low[:, None], tagged)), axis=-1)
+
+        return of_one(keys) if self.num_envs == 1 else jax.vmap(of_one, out_axes=1)(keys)
+
+
+class _Moving(NamedTuple):
+    """What a step changes."""
+
+    environment: Any
+    observation: Any
+    new_episode: Any
+    policy_state: Any
+
+
+def _moving(state: RolloutState) -> _Moving:
+    return _Moving(state.environment, state.observation, state.new_episode, state.policy.get())
+
+
+def _info(made: Step, done: Any) -> Any:
+    if made.truncated is None:
+        return made.info
+    info = made.info if isinstance(made.info, dict) else {"info": made.info}
+    truncated = made.truncated.astype(jnp.bool_)
+    return {**info, "terminated": done & ~truncated, "truncated": truncated}
+
+
+def _as_keys(words: Any) -> Any:
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def _where(done: Any, fresh: Any, going: Any) -> Any:
+    def pick(a: Any, b: Any) -> Any:
+        a, b = jnp.asarray(a), jnp.asarray(b)
+        return jnp.where(done.reshape(done.shape + (1,) * (b.ndim - done.ndim)), a, b)
+
+    return jax.tree.map(pick, fresh, going)
+
+
+def _strong(tree: Any) -> Any:
+    """Arrays without weak types, so that a loop may carry them."""
+
+    def strong(leaf: Any) -> Any:
+        array = jnp.asarray(leaf)
+        weak = array.weak_type
+        return jax.lax.convert_element_type(array, array.dtype) if weak else array
+
+    return jax.tree.map(strong, tree)
+
+
+def _without(leaf: Any, axis: int) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape[:axis] + leaf.shape[axis + 1 :], leaf.dtype)
+
+
+def _positive(name: str, value: Any, owner: str) -> int:
+    number = as_whole(value)
+    if number is None or number < 1:
+        raise PipelineError(f"{owner}: `{name}` must be a positive integer, got {value!r}.")
+    return number
+
+
+def _checked(env: Any, owner: str) -> Any:
+    if inspect.isclass(env):
+        raise PipelineError(
+            f"{owner}: `env` is the class {env.__name__}, not an instance; write "
+            f"`{env.__name__}()`."
+        )
+    if not isinstance(env, Environment):
+        raise PipelineError(
+            f"{owner}: `env` must have `reset(key)`, `step(key, state, action)` and "
+            f"`action_spec()`, as `cereal.rl.Environment` says, got {type(env).__name__}; for "
+            f"other libraries there are GymnaxSource, BraxEnvironment, JumanjiEnvironment and "
+            f"NavixEnvironment."
+        )
+    return env
+
+
+def _checked_state(state: Any, source: RolloutSource) -> RolloutState:
+    if not isinstance(state, RolloutState):
+        raise StateError(
+            f"{source.label}: `state` must be what `init_state(key)` or the last step returned, "
+            f"got {type(state).__name__}."
+        )
+    return state
