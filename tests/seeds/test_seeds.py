@@ -240,10 +240,31 @@ def assert_prints(loader: Any, names: Names, losses: list[float], printed: Print
         assert position(scanned) == position(stepped)
 
 
+# Rollouts
+
+
+def transitions_of_one_epoch_are_given(before: Names, after: Names, printed: Printed) -> None:
+    del before
+    assert printed() == []
+    batch, mask, loader = after["batch"], after["mask"], after["loader"]
+    assert set(batch) == {"state", "action", "reward", "next_state", "done", "info"}
+    assert batch["state"].shape == batch["next_state"].shape == (16, 4)
+    assert mask.all()
+    goes_on = ~np.asarray(batch["done"])[:-1]
+    assert np.array_equal(batch["next_state"][:-1][goes_on], batch["state"][1:][goes_on])
+    assert set(np.asarray(batch["action"]).tolist()) == {0, 1}  # sampled by the policy of zeros
+    # The last lines of the block change a state that the loop does not look at any more.
+    assert np.array_equal(loader.get_policy_state(after["state"])["params"], np.ones((4, 2)))
+    policy = {"params": jnp.zeros((4, 2)), "recurrent_state": jnp.zeros(3)}
+    again = loader.set_policy_state(loader.init_state(KEY), policy)
+    first, _, _ = loader.next_batch(again)
+    assert np.array_equal(first["action"], batch["action"])
+    by_source = after["set_source_policy_state"](after["source"].init_state(KEY), policy)
+    assert np.array_equal(after["source"].next(by_source)[0]["state"], batch["state"][0])
+
+
 # The blocks
 
-# Left out, until its source exists:
-#   001 Reinforcement Learning    GymnaxSource, cereal.rl
 # As in the seeds but for three blocks of 000, which would not train: elements are dicts, a loss is
 # computed inside the function whose gradient is taken, and `scan_epoch` is the one of 001.
 CHECKS: dict[str, Check] = {
@@ -257,6 +278,7 @@ CHECKS: dict[str, Check] = {
     "001 JIT Capabilities": a_jitted_epoch_trains,
     "001 Streaming from Disk": the_disk_gives_every_element_once,
     "001 For the Dirty and Impure": losses_of_the_callback_are_printed,
+    "001 Reinforcement Learning": transitions_of_one_epoch_are_given,
 }
 _BLOCK = re.compile(r"^# (?P<heading>[^\n]+)\n\n```python\n(?P<code>.*?)^```$", re.M | re.S)
 

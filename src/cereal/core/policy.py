@@ -17,7 +17,7 @@ import numpy as np
 
 from .errors import StateError, UsageError
 from .pytree import pytree_dataclass, static_field
-from .spec import Spec, format_spec
+from .spec import Spec, format_spec, is_array_like
 
 _SET = "state = loader.set_policy_state(state, policy_state)"
 
@@ -112,6 +112,11 @@ def _as_leaf(leaf: Any, wanted: Any, path: Any) -> Any:
     if isinstance(leaf, bool | int | float) and isinstance(wanted.dtype, np.dtype):
         fits = np.can_cast(type(leaf), wanted.dtype, "same_kind")
         leaf = np.asarray(leaf, wanted.dtype) if fits else leaf
+    if not is_array_like(leaf):
+        raise StateError(
+            f"`policy_state{jax.tree_util.keystr(path)}` must be an array, got "
+            f"{type(leaf).__name__} ({leaf!r:.60})."
+        )
     array = jnp.array(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
     if array.shape != wanted.shape or array.dtype != wanted.dtype:
         name = "policy_state" + jax.tree_util.keystr(path)

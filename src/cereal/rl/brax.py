@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from ..core.errors import PipelineError
-from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.held import Held, hold
+from ..core.pytree import pytree_dataclass, set_fields
 from .environment import Step
 
 _OWNER = "BraxEnvironment"
@@ -35,7 +36,7 @@ class BraxEnvironment:
     `metrics` and what Brax keeps in the `info` of a state: `steps`, `episode_metrics`.
     """
 
-    env: Any = static_field()
+    held: Held
 
     def __init__(self, env: Any) -> None:
         for layer in _layers(env):
@@ -46,7 +47,17 @@ class BraxEnvironment:
                 f"{_OWNER}: `env` must be an environment of Brax, got {type(env).__name__}, "
                 f"which has no `{missing[0]}`; write `brax.envs.create(name, auto_reset=False)`."
             )
-        set_fields(self, env=env)
+        set_fields(self, held=hold(env, _OWNER))
+
+    @property
+    def env(self) -> Any:
+        """The environment inside."""
+        return self.held()
+
+    @property
+    def name(self) -> str:
+        """What a drawing calls it."""
+        return type(getattr(self.env, "unwrapped", self.env)).__name__
 
     def reset(self, key: Any) -> tuple[Any, Any]:
         state = self.env.reset(key)

@@ -19,9 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
-from ..core.pytree import is_pytree, pytree_dataclass, set_fields, static_field
+from ..core.held import Held, hold
+from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import format_spec
 from .environment import Step
+from .promises import check_alike
 
 _OWNER = "GymnaxEnvironment"
 _LAST = "final_observation"
@@ -48,9 +50,8 @@ class GymnaxEnvironment:
     next episode.
     """
 
-    tree: Any
+    held: Held
     params: Any
-    fixed: Any = static_field()
     with_params: bool = static_field()
 
     def __init__(self, env: Any, params: Any = None) -> None:
@@ -62,19 +63,23 @@ class GymnaxEnvironment:
             raise PipelineError(
                 f"{_OWNER}: `{_name(env)}.step` takes no parameters; write `{_OWNER}(env)`."
             )
-        inside = is_pytree(env)
         set_fields(
             self,
-            tree=env if inside else None,
+            held=hold(env, _OWNER),
             params=_as_arrays(params) if with_params else None,
-            fixed=None if inside else env,
             with_params=with_params,
         )
 
     @property
     def env(self) -> Any:
         """The environment inside."""
-        return self.tree if self.fixed is None else self.fixed
+        return self.held()
+
+    @property
+    def name(self) -> str:
+        """What a drawing calls it."""
+        name = getattr(self.env, "name", None)
+        return name if isinstance(name, str) else _name(self.env)
 
     def reset(self, key: Any) -> tuple[Any, Any]:
         first = self.env.reset(key, *self._params)
@@ -89,10 +94,21 @@ class GymnaxEnvironment:
         step: Callable[..., Any] = self.env.step
         if _owns_step_env(self.env):
             # Shapes are enough to tell whether `step` shows the last observation.
-            given = jax.eval_shape(step, key, state, action, *self._params)
+            try:
+                given = jax.eval_shape(step, key, state, action, *self._params)
+            except TypeError:
+                self._check_alike(key, state, action)
+                raise
             if len(_checked(given, self.env)) == 5 and not _shows_last(given[-1]):
                 step = self.env.step_env
         return _as_step(_checked(step(key, state, action, *self._params), self.env))
+
+    def _check_alike(self, key: Any, state: Any, action: Any) -> None:
+        """A `step` that picks between a step and a reset fails if these two are not alike."""
+        first = jax.eval_shape(self.env.reset_env, key, *self._params)
+        after = jax.eval_shape(self.env.step_env, key, state, action, *self._params)
+        check_alike(self, "observation", first[0], after[0], "GymnaxSource")
+        check_alike(self, "state", first[1], after[1], "GymnaxSource")
 
     def action_spec(self) -> Any:
         space = getattr(self.env, "action_space", None)
@@ -213,14 +229,6 @@ def _check_shape(env: Any) -> None:
         )
     if not (_takes(env.step, 4) or _takes(env.step, 3)):
         raise PipelineError(f"{_OWNER}: {_wrong_step(env)}")
-    if not is_pytree(env):
-        try:
-            hash(env)
-        except TypeError as error:
-            raise PipelineError(
-                f"{_OWNER}: {_name(env)} is neither hashable nor a pytree, so JAX cannot tell "
-                f"whether it changed; give it `__hash__` and `__eq__`."
-            ) from error
 
 
 def _wrong_step(env: Any) -> str:

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from ..core.errors import PipelineError
-from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.held import Held, hold
+from ..core.pytree import pytree_dataclass, set_fields
 from .environment import Step
 
 _OWNER = "JumanjiEnvironment"
@@ -30,7 +31,7 @@ class JumanjiEnvironment:
     named tuples of Jumanji, rewards are one number or one per agent, `extras` become `info`.
     """
 
-    env: Any = static_field()
+    held: Held
 
     def __init__(self, env: Any) -> None:
         for layer in _layers(env):
@@ -41,7 +42,17 @@ class JumanjiEnvironment:
                 f"{_OWNER}: `env` must be an environment of Jumanji, got {type(env).__name__}, "
                 f"which has no `{missing[0]}`; write `jumanji.make(name)`."
             )
-        set_fields(self, env=env)
+        set_fields(self, held=hold(env, _OWNER))
+
+    @property
+    def env(self) -> Any:
+        """The environment inside."""
+        return self.held()
+
+    @property
+    def name(self) -> str:
+        """What a drawing calls it."""
+        return type(getattr(self.env, "unwrapped", self.env)).__name__
 
     def reset(self, key: Any) -> tuple[Any, Any]:
         state, timestep = self.env.reset(key)

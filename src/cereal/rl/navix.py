@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from ..core.errors import PipelineError
-from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.held import Held
+from ..core.pytree import pytree_dataclass, set_fields
 from .environment import Step
 
 _OWNER = "NavixEnvironment"
@@ -47,8 +48,7 @@ class NavixEnvironment:
     action. Here the rollout resets, so that each step is one of an episode.
     """
 
-    tree: Any
-    fixed: _Same | None = static_field()
+    held: Held
 
     def __init__(self, env: Any) -> None:
         missing = [name for name in ("reset", "step", "action_space") if not hasattr(env, name)]
@@ -58,12 +58,18 @@ class NavixEnvironment:
                 f"which has no `{missing[0]}`; write `navix.make(name)`."
             )
         inside = bool(jax.tree.leaves(env)) and jax.tree.leaves(env)[0] is not env
-        set_fields(self, tree=env if inside else None, fixed=None if inside else _Same(env))
+        set_fields(self, held=Held(env) if inside else Held(None, _Same(env)))
 
     @property
     def env(self) -> Any:
         """The environment inside."""
-        return self.tree if self.fixed is None else self.fixed.value
+        held = self.held()
+        return held.value if isinstance(held, _Same) else held
+
+    @property
+    def name(self) -> str:
+        """What a drawing calls it."""
+        return type(self.env).__name__
 
     def reset(self, key: Any) -> tuple[Any, Any]:
         timestep = self.env.reset(key)

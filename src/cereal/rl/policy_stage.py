@@ -96,16 +96,20 @@ def policy_stage(stage: UsesPolicy, source: Source[Any]) -> Source[Any]:
     return PolicyStage(source, stage, Spec(made))
 
 
+_OTHERWISE = "leave `value_fn` out, and add `value` and `next_value` in a MapTransform before"
+
+
 def _slot_below(stage: UsesPolicy, source: Source[Any]) -> PolicySlot:
-    without = PipelineError(
-        f"{stage.label} needs the state of a policy, but {source.label} carries none; begin the "
-        f"pipeline with a source of rollouts, such as GymnaxSource, or leave `value_fn` out and "
-        f"add `value` and `next_value` in a MapTransform before."
-    )
     if isinstance(source, Positional):
-        raise without
+        raise PipelineError(
+            f"{stage.label} needs the state of a policy, but {source.label} is an indexed "
+            f"pipeline, which carries none; begin with a source of rollouts, such as GymnaxSource, "
+            f"or {_OTHERWISE}."
+        )
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
         return find_slot(jax.eval_shape(source.init_state, key))
     except UsageError as error:
-        raise without from error
+        raise PipelineError(
+            f"{stage.label} needs the state of a policy: {error} Or {_OTHERWISE}."
+        ) from error

@@ -35,6 +35,11 @@ def _as_array(leaf: Any) -> Any:
     return jnp.asarray(leaf)
 
 
+def name_of(env: Any) -> str:
+    """What an environment is called: its own name, if it has one."""
+    return getattr(env, "name", type(env).__name__)
+
+
 def key_shape() -> Any:
     """A random key, as a shape."""
     return jax.eval_shape(lambda: jax.random.key(0))
@@ -42,7 +47,7 @@ def key_shape() -> Any:
 
 def first_of(env: Any, owner: str) -> tuple[Any, Any]:
     """The shapes of the first observation and of the environment's state."""
-    name = f"{owner}: {type(env).__name__}.reset"
+    name = f"{owner}: {name_of(env)}.reset"
 
     def reset(key: Any) -> Any:
         made = env.reset(key)
@@ -83,6 +88,16 @@ def acted(policy: Any, observation: Any, policy_state: Any, env: Any, owner: str
     return action
 
 
+def heeds_new_episode(policy: Any, observation: Any, policy_state: Any) -> bool:
+    """Whether the policy looks at `new_episode` at all."""
+    new, key = jax.ShapeDtypeStruct((), jnp.bool_), key_shape()
+    traced = jax.make_jaxpr(policy)(observation, policy_state, new, key).jaxpr
+    place = len(jax.tree.leaves((observation, policy_state)))
+    flag = traced.invars[place]
+    used = [var for equation in traced.eqns for var in equation.invars]
+    return any(var is flag for var in (*used, *traced.outvars))
+
+
 def _check_action(action: Any, env: Any, what: str) -> None:
     wanted = env.action_spec()
     if wanted is None:
@@ -97,7 +112,7 @@ def _check_action(action: Any, env: Any, what: str) -> None:
     elif same:
         hint = " Cast or reshape it in the policy."
     raise PipelineError(
-        f"{what} returns the action {format_spec(action)}, but {type(env).__name__} takes "
+        f"{what} returns the action {format_spec(action)}, but {name_of(env)} takes "
         f"{format_spec(wanted)}.{hint}"
     )
 
@@ -113,7 +128,7 @@ def _kind(leaf: Any) -> str:
 
 def stepped(env: Any, observation: Any, state: Any, action: Any, owner: str) -> Step:
     """The shapes of what a step gives, after checking that a step can follow it."""
-    name = f"{type(env).__name__}.step"
+    name = f"{name_of(env)}.step"
 
     def step(key: Any, state: Any, action: Any) -> Any:
         made = env.step(key, state, action)
@@ -131,13 +146,7 @@ def stepped(env: Any, observation: Any, state: Any, action: Any, owner: str) -> 
         ("observation", observation, goes_on[0]),
         ("state", state, goes_on[1]),
     ):
-        difference = differing(first, after, "reset", "step")
-        if difference:
-            raise PipelineError(
-                f"{owner}: the {part} of {type(env).__name__} is not the same after `reset` and "
-                f"after `step`: {difference}. A loop needs one dtype and shape: cast in one of "
-                f"them, for example with `.astype(jnp.float32)`."
-            )
+        check_alike(env, part, first, after, owner)
     for part in ("done", "truncated"):
         flag = getattr(made, part)
         if flag is not None and flag.shape != ():
@@ -146,6 +155,17 @@ def stepped(env: Any, observation: Any, state: Any, action: Any, owner: str) -> 
                 f"per environment."
             )
     return made
+
+
+def check_alike(env: Any, part: str, first: Any, after: Any, owner: str) -> None:
+    """What `reset` gives and what `step` gives must be of one kind."""
+    difference = differing(first, after, "reset gives", "step gives")
+    if difference:
+        raise PipelineError(
+            f"{owner}: the {part} of {name_of(env)} is not the same after `reset` and after "
+            f"`step`: {difference}. A loop needs one dtype and shape: cast in one of them, for "
+            f"example with `.astype(jnp.float32)`."
+        )
 
 
 def differing(one: Any, other: Any, first: str = "it gets", second: str = "it returns") -> str:
@@ -157,5 +177,5 @@ def differing(one: Any, other: Any, first: str = "it gets", second: str = "it re
     pairs = zip(jax.tree_util.tree_flatten_with_path(one)[0], jax.tree.leaves(other), strict=True)
     (path, a), b = next((p, x) for p, x in pairs if (p[1].shape, p[1].dtype) != (x.shape, x.dtype))
     place = jax.tree_util.keystr(path)
-    at = f"`{place}` is " if place else ""
+    at = f"of `{place}` " if place else ""
     return f"{at}{first} {format_spec(a)}, {second} {format_spec(b)}"

@@ -31,7 +31,7 @@ from ..core.state import key_words
 from ..core.threefry import ROLLOUT, key_for, threefry
 from .environment import Environment, Step
 from .policies import Axes, as_axes, as_policy, as_template, over_environments
-from .promises import acted, first_of, key_shape, stepped
+from .promises import acted, first_of, heeds_new_episode, key_shape, name_of, stepped
 
 _POLICY, _STEP, _RESET, _FIRST = range(4)  # what a key of a step is for
 _MOST_KEYS = 1 << 22  # drawn at once
@@ -110,6 +110,7 @@ class RolloutSource(Source[Transition]):
     axes: Axes = static_field()
     spec: Spec = static_field()
     begins_again: bool = static_field()
+    heeds_new: bool = static_field()  # whether the policy looks at `new_episode`
 
     def __init__(
         self,
@@ -123,17 +124,19 @@ class RolloutSource(Source[Transition]):
         owner = type(self).__name__
         steps = _positive("steps_per_epoch", steps_per_epoch, owner)
         count = _positive("num_envs", num_envs, owner)
+        policy = as_policy(policy_step_fn, owner)
         template = as_template(policy_state_template, owner)
         set_fields(
             self,
             env=hold(_checked(env, owner), owner),
-            policy=as_policy(policy_step_fn, owner),
+            policy=policy,
             template=template,
             steps_per_epoch=steps,
             num_envs=count,
             axes=as_axes(policy_state_axes, template, count, owner),
             spec=None,
             begins_again=False,
+            heeds_new=True,
         )
         made = self._one_environment(owner)
         set_fields(self, begins_again=made.resumed is not None)
@@ -147,8 +150,7 @@ class RolloutSource(Source[Transition]):
     @property
     def label(self) -> str:
         many = "" if self.num_envs == 1 else f", num_envs={self.num_envs}"
-        env = self.env()
-        return f"{type(self).__name__}({getattr(env, 'name', type(env).__name__)}{many})"
+        return f"{type(self).__name__}({name_of(self.env())}{many})"
 
     def _one_environment(self, owner: str) -> Step:
         """Checks policy and environment together; the shapes of one step."""
@@ -160,6 +162,7 @@ class RolloutSource(Source[Transition]):
         ]
         policy_state = jax.tree.unflatten(self.template.structure, leaves)
         action = acted(self.policy, observation, policy_state, env, owner)
+        set_fields(self, heeds_new=heeds_new_episode(self.policy, observation, policy_state))
         return stepped(env, observation, state, action, owner)
 
     def _spec(self, owner: str) -> Spec:
@@ -194,7 +197,9 @@ class RolloutSource(Source[Transition]):
 
     def init_state(self, key: Any) -> RolloutState:
         """Environments at the beginning of their first episode, without a policy."""
-        words = jnp.asarray(key_words(key))
+        return _begun(self, jnp.asarray(key_words(key)))
+
+    def _begin(self, words: Any) -> RolloutState:
         root = key_for((words[0], words[1]), 0, ROLLOUT)
         number = jnp.arange(self.num_envs, dtype=jnp.uint32)
         keys = jnp.stack(threefry(root, (number, jnp.uint32(0))), axis=-1)
@@ -215,8 +220,9 @@ class RolloutSource(Source[Transition]):
     def step(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
         state = _checked_state(state, self)
         words = self._draw(state.keys, state.steps, 1, self._purposes)[0]
-        moving, transition = self._advance(_moving(state), words)
-        return transition, jnp.bool_(True), self._after(state, moving, 1)
+        moving, transition = self._advance(self._moving(state), words)
+        after = self._after(state, moving, transition["done"], 1)
+        return transition, jnp.bool_(True), after
 
     def step_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
         """All keys are drawn at once; then the environments are stepped."""
@@ -224,16 +230,17 @@ class RolloutSource(Source[Transition]):
             return many_steps(self, state, n)
         state = _checked_state(state, self)
         words = self._draw(state.keys, state.steps, n, self._purposes)
-        moving, transitions = jax.lax.scan(self._advance, _moving(state), words)
-        return transitions, jnp.ones(n, jnp.bool_), self._after(state, moving, n)
+        moving, transitions = jax.lax.scan(self._advance, self._moving(state), words)
+        after = self._after(state, moving, transitions["done"][-1], n)
+        return transitions, jnp.ones(n, jnp.bool_), after
 
     def _advance(self, moving: _Moving, words: Any) -> tuple[_Moving, Transition]:
         """One step of all environments: what moves, and what is told of it."""
         keys = _as_keys(words)
         act = over_environments(self.policy, self.axes, self.num_envs)
         observation, policy_state = moving.observation, moving.policy_state
-        acted = act(observation, policy_state, moving.new_episode, keys[..., _POLICY])
-        action, extras, policy_state = acted
+        new = moving.new_episode if self.heeds_new else jnp.zeros(self._lanes, jnp.bool_)
+        action, extras, policy_state = act(observation, policy_state, new, keys[..., _POLICY])
         made = self._step_all(keys[..., _STEP], moving.environment, action)
         done = made.done.astype(jnp.bool_)
         if self.begins_again:
@@ -252,15 +259,21 @@ class RolloutSource(Source[Transition]):
         if extras:
             transition["extras"] = extras[0]
         seen, environment = _strong(after)
-        return _Moving(environment, seen, done, _strong(policy_state)), _strong(transition)
+        new = done if self.heeds_new else None
+        return _Moving(environment, seen, new, _strong(policy_state)), _strong(transition)
 
-    def _after(self, state: RolloutState, moving: _Moving, n: int) -> RolloutState:
+    def _moving(self, state: RolloutState) -> _Moving:
+        """What a step changes. `new_episode` is left out where the policy does not look at it:
+        carried, it costs a GPU a copy of every part of the environments' state."""
+        new = state.new_episode if self.heeds_new else None
+        return _Moving(state.environment, state.observation, new, state.policy.get())
+
+    def _after(self, state: RolloutState, moving: _Moving, done: Any, n: int) -> RolloutState:
         slot = PolicySlot(moving.policy_state, state.policy.spec, True)
         low = state.steps[1] + jnp.uint32(n)
         high = state.steps[0] + (low < state.steps[1]).astype(jnp.uint32)
         steps = jnp.stack([high, low])
-        new = moving.new_episode
-        return RolloutState(moving.environment, moving.observation, new, slot, state.keys, steps)
+        return RolloutState(moving.environment, moving.observation, done, slot, state.keys, steps)
 
     @property
     def _purposes(self) -> tuple[int, ...]:
@@ -290,6 +303,11 @@ class RolloutSource(Source[Transition]):
         return of_one(keys) if self.num_envs == 1 else jax.vmap(of_one, out_axes=1)(keys)
 
 
+@jax.jit
+def _begun(source: RolloutSource, words: Any) -> RolloutState:
+    return source._begin(words)
+
+
 class _Moving(NamedTuple):
     """What a step changes."""
 
@@ -297,10 +315,6 @@ class _Moving(NamedTuple):
     observation: Any
     new_episode: Any
     policy_state: Any
-
-
-def _moving(state: RolloutState) -> _Moving:
-    return _Moving(state.environment, state.observation, state.new_episode, state.policy.get())
 
 
 def _info(made: Step, done: Any) -> Any:
