@@ -125,6 +125,7 @@ PUBLIC_RL = [
     "RolloutState",
     "Step",
     "Transition",
+    "episode_statistics",
     "episode_summary",
     "gae",
     "get_policy_state",

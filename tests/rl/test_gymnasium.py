@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,63 +12,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from tests.rl.counting import KEY, Counting, Maker, first_batch, loader_of, stride
 from tests.rl.loops import loop_episodes, per_column
 
 import cereal
 from cereal.rl.episodes import EpisodeStatisticsTransform
 from cereal.rl.gymnasium import GymnasiumSource
 
-KEY = jax.random.key(3)
 CARTPOLE = "CartPole-v1"
-
-
-class Watched(gymnasium.Wrapper):
-    """Writes down with which seeds it was reset, and whether it was closed."""
-
-    def __init__(self, env: gymnasium.Env, seeds: list[int], closed: list[bool]) -> None:
-        super().__init__(env)
-        self.seeds, self.closed = seeds, closed
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        if seed is not None:
-            self.seeds.append(seed)
-        return super().reset(seed=seed, options=options)
-
-    def close(self) -> None:
-        self.closed.append(True)
-        super().close()
-
-
-class Maker:
-    """A function that makes environments, and knows what was done to them."""
-
-    def __init__(self, make: Callable[[], gymnasium.Env]) -> None:
-        self.make, self.seeds, self.closed = make, [], []
-
-    def __call__(self) -> gymnasium.Env:
-        return Watched(self.make(), self.seeds, self.closed)
-
-
-class Counting(gymnasium.Env):
-    """Shows how far it came since where it began, at random; the action is how far it goes."""
-
-    def __init__(self, end: int = 4, limit: int = 100) -> None:
-        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        self.action_space = spaces.Discrete(4)
-        self.end, self.limit = end, limit
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.start, self.way, self.steps = int(self.np_random.integers(1000)), 0, 0
-        return self._seen(), {"at": "the beginning"}
-
-    def step(self, action: Any) -> Any:
-        self.way, self.steps = self.way + int(action), self.steps + 1
-        ended, over = self.way >= self.end, self.steps >= self.limit
-        return self._seen(), float(action), ended, over, {"any": object()}
-
-    def _seen(self) -> np.ndarray:
-        return np.array([self.start, self.way], np.float32)
 
 
 def lean(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
@@ -80,11 +29,6 @@ def lean(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any
 
 def set_action(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
     return policy_state["params"], policy_state
-
-
-def stride(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
-    """Strides as long as the place of the beginning says."""
-    return 1 + observation[0].astype(jnp.int32) % 3, policy_state
 
 
 def random_action(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
@@ -118,17 +62,6 @@ def check_by_hand(batch: Any, make: Callable[[], gymnasium.Env], seeds: list[int
     np.testing.assert_array_equal(batch["info"]["terminated"], ended)
     np.testing.assert_array_equal(batch["info"]["truncated"], expected["truncated"] & ~ended)
     assert batch["info"].keys() == {"terminated", "truncated"}
-
-
-def loader_of(source: GymnasiumSource, size: int = 8, *stages: Any) -> cereal.DataLoader[Any]:
-    return cereal.DataLoader([source, cereal.BatchTransform(size), *stages])
-
-
-def first_batch(loader: cereal.DataLoader[Any], policy_state: Any = None, key: Any = KEY) -> Any:
-    state = loader.init_state(key)
-    if policy_state is not None:
-        state = loader.set_policy_state(state, policy_state)
-    return loader.next_batch(state)[0]
 
 
 # What it gives
@@ -382,68 +315,6 @@ def test_environments_in_other_processes_do_the_same() -> None:
     jax.tree.map(np.testing.assert_array_equal, there, here)
 
 
-# Who closes what
-
-
-def test_environments_that_were_made_are_closed_with_the_loader() -> None:
-    maker = Maker(Counting)
-    loader = loader_of(GymnasiumSource(maker, stride, None, num_envs=3))
-    assert not maker.closed
-    first = first_batch(loader)
-    loader.close()
-    loader.close()
-    assert len(maker.closed) == 3
-    again = first_batch(loader)  # made again
-    jax.tree.map(np.testing.assert_array_equal, first, again)
-    loader.close()
-    assert len(maker.closed) == 6
-
-
-def test_environments_that_were_given_stay_open() -> None:
-    maker = Maker(Counting)
-    envs = SyncVectorEnv([maker] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
-    with loader_of(GymnasiumSource(envs, stride, None)) as loader:
-        first_batch(loader)
-    del loader
-    gc.collect()
-    assert not maker.closed
-    assert envs.step(np.zeros(2, np.int64))[0].shape == (2, 2)
-
-
-def test_a_source_that_is_gone_leaves_nothing_behind() -> None:
-    maker = Maker(Counting)
-    data = np.zeros(1000)
-
-    def make() -> gymnasium.Env:
-        env = maker()
-        env.data = data  # type: ignore[attr-defined]
-        kept.append(weakref.ref(env))
-        return env
-
-    kept: list[Any] = []
-    loader = loader_of(GymnasiumSource(make, stride, None, 16, num_envs=2))
-    list(loader.iterate(loader.init_state(KEY)))
-    state = loader.init_state(KEY)
-    loader.scan_epoch(state, None, lambda carry, batch, mask: (carry, None))
-    del loader, state
-    gc.collect()
-    assert len(maker.closed) == 2
-    assert [ref() for ref in kept] == [None, None]
-
-
-def test_environments_of_a_source_that_cannot_be_built_are_closed() -> None:
-    maker = Maker(Counting)
-
-    def wrong(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
-        return observation[0], policy_state
-
-    with pytest.raises(
-        cereal.PipelineError, match=r"returns the action float32\[\], but .* int32"
-    ):
-        GymnasiumSource(maker, wrong, None, num_envs=2)
-    assert len(maker.closed) == 2
-
-
 # Small things
 
 
@@ -454,6 +325,8 @@ def test_the_mode_is_that_of_the_environment_though_classes_share_their_metadata
     good, bad = made(AutoresetMode.SAME_STEP), made(AutoresetMode.NEXT_STEP)
     assert good.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP  # written by the second
     GymnasiumSource(good, lean, None)
+    GymnasiumSource(CARTPOLE, lean, None)  # writes nothing for others to read
+    assert good.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
     made(AutoresetMode.SAME_STEP)
     with pytest.raises(cereal.PipelineError, match="resets in the step after an end"):
         GymnasiumSource(bad, lean, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import traceback
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_an_error_of_an_environment_is_raised_as_it_is(way: str) -> None:
         run[way]()
     frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert frames[-1] == "trap"
-    note = "raised in step 5 (from 0) of <lambda>, whose observations are float32[2]"
+    note = "raised in step 5 of <lambda>, whose observations are float32[2]"
     assert note in caught.value.__notes__[0]
     # What is left is neither here nor there: only a new beginning helps.
     with pytest.raises(StateError, match=f"stopped: step 5 failed with TrapError.*{ANEW}"):
@@ -129,9 +130,9 @@ def test_an_error_in_the_users_own_program_masks_the_batch_and_is_raised_next(ca
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [
-        (lambda: np.zeros(3, np.float32), ValueError, "shape"),
+        (lambda: np.zeros(3, np.float32), ValueError, "Output array"),
         (lambda: np.zeros(2, complex), TypeError, "(?i)cast"),
-        (lambda: None, ValueError, "shape"),
+        (lambda: None, ValueError, "Output array"),
     ],
 )
 def test_an_observation_that_is_not_of_its_space_is_refused(
@@ -275,6 +276,11 @@ def test_environments_are_not_mapped_over() -> None:
     states = jax.tree.map(lambda x: jnp.stack([x, x]), loader.init_state(0))
     with pytest.raises(UsageError, match="environments that Python runs"):
         jax.vmap(loader.next_batch)(states)
+
+
+def test_running_environments_are_not_pickled() -> None:
+    with pytest.raises(UsageError, match="build the source where it is needed"):
+        pickle.dumps(loader_of(Faulty))
 
 
 # Sources that cannot be built

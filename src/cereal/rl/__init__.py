@@ -1,8 +1,18 @@
-"""Rollouts: policies and environments as a stream of transitions."""
+"""Rollouts: policies and environments as a stream of transitions.
+
+    environment --RolloutSource, GymnaxSource, GymnasiumSource--> transitions
+    transitions --BatchTransform(T)--> segments [T, N, ...]
+    segments    --RewardToGoTransform, NStepReturnTransform, GAETransform--> returns, advantages
+    loader.set_policy_state(state, policy_state): who acts from here on
+"""
 
 from .brax import BraxEnvironment as BraxEnvironment
 from .environment import Environment as Environment
 from .environment import Step as Step
+from .episodes import EpisodeStatisticsTransform as EpisodeStatisticsTransform
+from .episodes import episode_statistics as episode_statistics
+from .episodes import episode_summary as episode_summary
+from .gymnasium import GymnasiumSource as GymnasiumSource
 from .gymnax import GymnaxSource as GymnaxSource
 from .gymnax_shape import GymnaxEnvironment as GymnaxEnvironment
 from .jumanji import JumanjiEnvironment as JumanjiEnvironment
@@ -10,9 +20,17 @@ from .navix import NavixEnvironment as NavixEnvironment
 from .policy_state import get_policy_state as get_policy_state
 from .policy_state import set_loader_policy_state as set_loader_policy_state
 from .policy_state import set_source_policy_state as set_source_policy_state
+from .return_stages import GAETransform as GAETransform
+from .return_stages import NStepReturnTransform as NStepReturnTransform
+from .return_stages import RewardToGoTransform as RewardToGoTransform
 from .returns import gae as gae
 from .returns import n_step_returns as n_step_returns
 from .returns import reward_to_go as reward_to_go
 from .rollout import RolloutSource as RolloutSource
 from .rollout import RolloutState as RolloutState
 from .rollout import Transition as Transition
+
+# Users see `cereal.rl.gae`, not the file that it happens to live in.
+for _name, _value in list(globals().items()):
+    if not _name.startswith("_") and getattr(_value, "__module__", "").startswith("cereal."):
+        _value.__module__ = "cereal.rl"

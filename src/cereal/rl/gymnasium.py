@@ -38,7 +38,8 @@ class GymnasiumSource(RolloutSource):
     environment, or a function that makes one: then `num_envs` of them run in one process, and are
     closed with the loader. A vector environment must reset itself in the same step
     (`AutoresetMode.SAME_STEP`) or not at all (`DISABLED`). For the policy and its state see
-    `cereal.rl.RolloutSource`; it works in `iterate`, `jit` and `scan_epoch` alike, not in `vmap`.
+    `cereal.rl.RolloutSource`; it works in `iterate`, `jit` and `scan_epoch` alike, not in `vmap`,
+    and no gradient passes through an environment.
 
     The environments are not part of the state: a state can be used once, at the place where they
     are, and an old or saved one is refused. `init_state` begins anew, and the same key begins the
@@ -151,14 +152,17 @@ def _make(gymnasium: Any, make_one: Callable[[], Any], name: str, count: int) ->
     try:
         for _ in range(count):
             made.append(_made(gymnasium, make_one, name, made))
-        return _parts(
-            gymnasium,
-            gymnasium.vector.SyncVectorEnv(
-                [lambda env=env: env for env in made],
-                copy=False,  # what it shows is copied by us
-                autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
-            ),
+        # Gymnasium writes the mode into what all environments of a class share: put that back.
+        shared, was = made[0].metadata, dict(made[0].metadata)
+        envs = gymnasium.vector.SyncVectorEnv(
+            [lambda env=env: env for env in made],
+            copy=False,  # what it shows is copied by us
+            autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
         )
+        envs.metadata = dict(shared)
+        shared.clear()
+        shared.update(was)
+        return _parts(gymnasium, envs)
     except BaseException:
         for env in made:
             env.close()

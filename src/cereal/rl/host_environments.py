@@ -25,7 +25,7 @@ from jax.experimental import io_callback
 
 from ..core.callback import as_numpy, forget_kept, guarded
 from ..core.capture import is_concrete
-from ..core.errors import PipelineError, StateError
+from ..core.errors import PipelineError, StateError, UsageError
 from ..core.host_data import HostData, living
 from ..core.spec import Spec, format_spec
 from .environment import Step
@@ -163,6 +163,12 @@ class GymnasiumEnvironments(HostData):
                 self._parts = None
                 _end(self._to_close, self.number)
 
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            f"{self.name} is running here, and cannot be copied or sent to another process; build "
+            f"the source where it is needed."
+        )
+
     def _opened(self) -> Parts:
         if self._parts is None:
             self._parts = self._make()
@@ -181,7 +187,7 @@ class GymnasiumEnvironments(HostData):
         first = str(error).strip().partition("\n")[0]
         self._failure = f"{where} failed with {type(error).__name__}: {first}"
         error.add_note(
-            f"raised in {where} (from 0) of {self.name}, whose observations are "
+            f"raised in {where} of {self.name}, whose observations are "
             f"{format_spec(self.observation.tree)} and whose actions are "
             f"{format_spec(self.action.tree)}, per environment"
         )

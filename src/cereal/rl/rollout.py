@@ -63,7 +63,14 @@ class Transition(TypedDict):
 
 @pytree_dataclass
 class RolloutState:
-    """Where a rollout is: the environments, what they show, and the policy."""
+    """Where a rollout is: the environments, what they show, and the policy.
+
+        environment, observation, new_episode    of each environment
+        policy                                   the slot that `set_policy_state` fills
+        keys, steps                              what is random in the next step
+
+    All of it is arrays, so a rollout goes on exactly after being stored.
+    """
 
     environment: Any
     observation: Any
