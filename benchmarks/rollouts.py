@@ -3,8 +3,9 @@
     python benchmarks/rollouts.py
 
 Segments of 128 steps, in 1 and in 1,024 environments. The hand-written rollout is what one would
-write: one key that is split at every step, all actions sampled at once, the environments' own reset,
-and the true last observation of an episode. Both sides give the same six parts of a transition.
+write: one key that is split at every step, all actions sampled at once, the environments' own
+reset, and the true last observation of an episode. Both sides give the same six parts of a
+transition. `--cyreal` needs cyreal 0.2.1 and gymnax 0.0.9, the last one that it can unpack.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import gymnax
 import jax
 import jax.numpy as jnp
-from measure import compare, inverse, machine, on_gpu, peer_path, report_ratio
+from measure import compare, inverse, machine, peer_path, report_ratio
 
 import cereal
 
@@ -125,31 +126,41 @@ def hand_written(pairs: int) -> None:
 
 
 def against_cyreal(pairs: int) -> None:
-    """One environment; cyreal 0.2.1 unpacks five values, so it needs gymnax 0.0.9."""
+    """cyreal has one environment in a source; for many, its documents map over states."""
     peer_path()
-    import cyreal
+    from cyreal.loader import DataLoader
     from cyreal.rl import set_loader_policy_state
+    from cyreal.sources import GymnaxSource
+    from cyreal.transforms import BatchTransform
 
-    segments = 1
-    source = cyreal.GymnaxSource(
+    source = GymnaxSource(
         env=ENV,
         env_params=ENV_PARAMS,
         policy_step_fn=policy_step,
         policy_state_template={"params": PARAMS},
-        steps_per_epoch=STEPS * segments,
+        steps_per_epoch=STEPS,
     )
-    peer = cyreal.DataLoader([source, cyreal.BatchTransform(STEPS, drop_last=True)])
-    peer_state = set_loader_policy_state(peer.init_state(jax.random.PRNGKey(0)), {"params": PARAMS})
-    theirs = jax.jit(partial(peer.scan_epoch, body_fn=consume))
-    loader, state = our_loader(1, segments)
-    result = compare(
-        lambda: loader.scan_epoch(state, ZERO, consume),
-        lambda: theirs(peer_state, ZERO),
-        pairs,
-        10,
-    )
-    name = f"1 environment: cyreal 0.2.1's scan_epoch / ours, {segments} x {STEPS}, beside gymnax 0.0.9"
-    report_ratio(name, result, "reported", True)
+    peer = DataLoader([source, BatchTransform(batch_size=STEPS, drop_last=True)])
+
+    def begun(key: Any) -> Any:
+        return set_loader_policy_state(peer.init_state(key), {"params": PARAMS})
+
+    epoch = partial(peer.scan_epoch, body_fn=consume)
+    for num_envs in (1, 1024):
+        if num_envs == 1:
+            peer_state, theirs = begun(jax.random.PRNGKey(0)), jax.jit(epoch)
+        else:
+            peer_state = jax.vmap(begun)(jax.random.split(jax.random.PRNGKey(0), num_envs))
+            theirs = jax.jit(jax.vmap(epoch, in_axes=(0, None)))
+        loader, state = our_loader(num_envs, segments=1)
+        result = compare(
+            lambda loader=loader, state=state: loader.scan_epoch(state, ZERO, consume),
+            lambda theirs=theirs, state=peer_state: theirs(state, ZERO),
+            pairs,
+            10 if num_envs == 1 else 1,
+        )
+        name = f"{num_envs:,} environments: cyreal 0.2.1's scan_epoch / ours, {STEPS} steps"
+        report_ratio(name, result, "reported", True)
 
 
 if __name__ == "__main__":

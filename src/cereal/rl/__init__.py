@@ -1,9 +1,10 @@
 """Rollouts: policies and environments as a stream of transitions.
 
-    environment --RolloutSource, GymnaxSource, GymnasiumSource--> transitions
-    transitions --BatchTransform(T)--> segments [T, N, ...]
-    segments    --RewardToGoTransform, NStepReturnTransform, GAETransform--> returns, advantages
-    loader.set_policy_state(state, policy_state): who acts from here on
+    environment   RolloutSource, GymnaxSource, GymnasiumSource          ->  transitions
+    transitions   BatchTransform(T)                                     ->  segments [T, N, ...]
+    segments      RewardToGoTransform, NStepReturnTransform, GAETransform  ->  returns, advantages
+
+Who acts is in the loader's state: `loader.set_policy_state(state, policy_state)`.
 """
 
 from .brax import BraxEnvironment as BraxEnvironment
@@ -27,8 +28,8 @@ from .returns import gae as gae
 from .returns import n_step_returns as n_step_returns
 from .returns import reward_to_go as reward_to_go
 from .rollout import RolloutSource as RolloutSource
-from .rollout import RolloutState as RolloutState
-from .rollout import Transition as Transition
+from .transition import RolloutState as RolloutState
+from .transition import Transition as Transition
 
 # Users see `cereal.rl.gae`, not the file that it happens to live in.
 for _name, _value in list(globals().items()):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,52 +32,10 @@ from ..core.threefry import ROLLOUT, key_for, threefry
 from .environment import Environment, Step
 from .policies import Axes, as_axes, as_policy, as_template, over_environments
 from .promises import acted, first_of, heeds_new_episode, key_shape, name_of, stepped
+from .transition import RolloutState, Transition
 
 _POLICY, _STEP, _RESET, _FIRST = range(4)  # what a key of a step is for
 _MOST_KEYS = 1 << 22  # drawn at once
-
-
-class Transition(TypedDict):
-    """What a rollout gives per step; each part has a leading axis N if there are N environments.
-
-        state        what the policy saw
-        action       what it did
-        reward       what it got for it
-        next_state   what came of it; where `done`, the last observation of the episode
-        done         whether the episode has ended
-        info         what the environment tells besides; `terminated` and `truncated`, if it does
-        extras       what the policy returned besides, if it does: log-probabilities, say
-
-    The next transition's `state` is this one's `next_state`, or where `done` the first observation
-    of another episode.
-    """
-
-    state: Any
-    action: Any
-    reward: Any
-    next_state: Any
-    done: jax.Array
-    info: Any
-    extras: NotRequired[Any]
-
-
-@pytree_dataclass
-class RolloutState:
-    """Where a rollout is: the environments, what they show, and the policy.
-
-        environment, observation, new_episode    of each environment
-        policy                                   the slot that `set_policy_state` fills
-        keys, steps                              what is random in the next step
-
-    All of it is arrays, so a rollout goes on exactly after being stored.
-    """
-
-    environment: Any
-    observation: Any
-    new_episode: jax.Array
-    policy: PolicySlot
-    keys: jax.Array  # two words per environment
-    steps: jax.Array  # made so far: two words
 
 
 @pytree_dataclass
