@@ -227,3 +227,15 @@ def test_stages_that_choose_or_keep_elements_keep_the_type() -> None:
     assert_type(FilterTransform(lambda element: element["label"] > 0)(source), Source[Images])
     assert_type(CacheTransform("host")(source), Source[Images])
     assert_type(UnbatchTransform()(BatchTransform(2)(source)), Source[Images])
+
+
+def test_rollouts_keep_their_type() -> None:
+    from tests.rl.corridor import walk
+
+    source: cereal.rl.RolloutSource = walk()
+    loader = DataLoader(BatchTransform(4)(source))
+    assert_type(loader, DataLoader[cereal.rl.Transition])
+    state = loader.set_policy_state(loader.init_state(0), {"stride": 1})
+    for batch, _ in loader.iterate(state, steps=1):
+        assert_type(batch, cereal.rl.Transition)
+        assert batch["reward"].shape == (4,)

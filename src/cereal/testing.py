@@ -28,6 +28,7 @@ import numpy as np
 from .core.execute import stripped
 from .core.host_stage import HostStage
 from .core.ordering import Listed
+from .core.policy import set_policy_state
 from .core.positional import IndexedSource, Positional
 from .core.source import Source
 from .core.spec import Spec, format_spec
@@ -71,18 +72,25 @@ def _host(leaf: Any) -> np.ndarray:
     return np.asarray(leaf)
 
 
-def check_source(source: Source[Any], key: Any = 0) -> None:
+def _begun(pipeline: Any, key: Any, policy_state: Any) -> Any:
+    state = pipeline.init_state(key)
+    return state if policy_state is None else set_policy_state(state, policy_state)
+
+
+def check_source(source: Source[Any], key: Any = 0, *, policy_state: Any = None) -> None:
     """A source keeps the contract.
 
     Its elements are what `element_spec` says; a state gives one answer however often it is asked,
     eagerly and under `jit`; and an indexed source visits its order's every index exactly once an
-    epoch, with `take` giving the same rows in any grouping.
+    epoch, with `take` giving the same rows in any grouping. `policy_state` is for rollouts.
 
     >>> import cereal
     >>> from cereal.testing import check_source
     >>> check_source(cereal.RangeSource(7, ordering="shuffle"))
     """
-    spec, state = Spec(source.element_spec()), source.init_state(key)
+    spec, state = Spec(source.element_spec()), _begun(source, key, policy_state)
+    if not isinstance(source, Positional):
+        _check_many(source, state)
     compiled = jax.jit(lambda source, state: source.next(state))
     for step in range(min(source.steps_per_epoch, 8) + 1):
         what = f"{source.label}, step {step}"
@@ -98,6 +106,17 @@ def check_source(source: Source[Any], key: Any = 0) -> None:
         _check_epochs(source, key)
     if isinstance(source, IndexedSource) and not source.random_stages:
         _check_take(source)
+
+
+def _check_many(source: Source[Any], start: Any) -> None:
+    """Steps at once are steps one by one."""
+    state, found = start, []
+    for _ in range(3):
+        element, mask, state = source.next(state)
+        found.append((element, mask))
+    values, masks = jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
+    what = f"{source.label}: next_many(state, 3) and three times next(state)"
+    assert_same(source.next_many(start, 3), (values, masks, state), what)
 
 
 def _check_epochs(source: Positional[Any], key: Any) -> None:
@@ -181,7 +200,7 @@ def _some(loader: DataLoader[Any]) -> list[Any]:
     return list(loader.iterate(loader.init_state(0), steps=3))
 
 
-def check_loader(loader: DataLoader[Any], key: Any = 0) -> None:
+def check_loader(loader: DataLoader[Any], key: Any = 0, *, policy_state: Any = None) -> None:
     """All ways to run a loader give the same batches, masks and states.
 
     `next_batch`, the same under `jit` with the loader as argument and captured, `iterate`,
@@ -192,7 +211,7 @@ def check_loader(loader: DataLoader[Any], key: Any = 0) -> None:
     >>> check_loader(cereal.DataLoader([cereal.RangeSource(5), cereal.BatchTransform(2)]))
     """
     steps = loader.steps_per_epoch + 2
-    start = loader.init_state(key)
+    start = _begun(loader, key, policy_state)
     expected, states = _by_steps(loader.next_batch, start, steps)
     spec = Spec(loader.element_spec())
     for batch, _ in expected:
@@ -244,7 +263,9 @@ def _by_steps(next_batch: Any, state: Any, steps: int) -> tuple[list[Any], list[
     return batches, states
 
 
-def check_resume(loader: DataLoader[Any], key: Any = 0, epochs: int = 2) -> None:
+def check_resume(
+    loader: DataLoader[Any], key: Any = 0, epochs: int = 2, *, policy_state: Any = None
+) -> None:
     """A state restored at any step gives the same rest; twice; at the ends of epochs too.
 
     The states go through host memory, as a checkpoint would take them. Epoch by epoch, `iterate`
@@ -254,7 +275,7 @@ def check_resume(loader: DataLoader[Any], key: Any = 0, epochs: int = 2) -> None
     >>> from cereal.testing import check_resume
     >>> check_resume(cereal.DataLoader([cereal.RangeSource(5), cereal.BatchTransform(2)]))
     """
-    start = loader.init_state(key)
+    start = _begun(loader, key, policy_state)
     iterator = loader.iterate(start, epochs=epochs)
     saved, batches = [_saved(start)], []
     for pair in iterator:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -107,15 +109,18 @@ class Navix:
         return Told(new.observation, new, new.reward, kind > 0, kind == 1)
 
 
+@functools.cache
+def world(auto_reset: bool) -> Any:
+    return craftax.make_craftax_env_from_name("Craftax-Classic-Symbolic-v1", auto_reset)
+
+
 class Craftax:
     """Eight steps of a world; the truth is told by the class that does not reset itself."""
 
     def __init__(self, auto_reset: bool) -> None:
-        name = "Craftax-Classic-Symbolic-v1"
-        self.env = craftax.make_craftax_env_from_name(name, auto_reset=False)
+        self.env = world(False)
         self.params = self.env.default_params.replace(max_timesteps=8)
-        made = craftax.make_craftax_env_from_name(name, auto_reset=auto_reset)
-        self.ours = GymnaxEnvironment(made, self.params)
+        self.ours = GymnaxEnvironment(world(auto_reset), self.params)
 
     def actions(self) -> Any:
         return np.random.default_rng(0).integers(0, 17, 12).astype(np.int32)
@@ -145,13 +150,19 @@ ENDS = {
     "craftax": {(True, None)},
     "craftax that resets": {(True, None)},
 }
-LIBRARY: dict[str, Any] = {}
 
 
-@pytest.fixture(params=MAKE)
-def name(request: pytest.FixtureRequest) -> str:
-    LIBRARY.setdefault(request.param, MAKE[request.param]())
-    return request.param
+@functools.cache
+def library_of(name: str) -> Any:
+    return MAKE[name]()
+
+
+@pytest.fixture(autouse=True)
+def quickly_compiled() -> Iterator[None]:
+    """Worlds of many thousand operations run for a few steps; most of the time is compiling."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def arrays(tree: Any) -> list[np.ndarray]:
@@ -169,8 +180,9 @@ def close(found: Any, wanted: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", MAKE)
 def test_a_trajectory_is_the_librarys_through_ends_and_after_them(name: str) -> None:
-    library = LIBRARY[name]
+    library = library_of(name)
     ours = library.ours
     reset = jax.jit(lambda env, key: env.reset(key))
     step = jax.jit(lambda env, *args: env.step(*args))
@@ -201,8 +213,11 @@ def test_a_trajectory_is_the_librarys_through_ends_and_after_them(name: str) -> 
     assert not over, "the test must go on after the last end"
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in MAKE if name != "craftax"]
+)  # the other is as slow
 def test_four_environments_roll_out_in_a_loader(name: str) -> None:
-    ours = LIBRARY[name].ours
+    ours = library_of(name).ours
     spec = ours.action_spec()
 
     def act(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
@@ -225,7 +240,7 @@ def test_four_environments_roll_out_in_a_loader(name: str) -> None:
     ):
         assert before.shape[:2] == (32, 4)
         np.testing.assert_array_equal(before[:-1][~done[:-1]], after[1:][~done[:-1]])
-    if name in ("brax", "craftax", "craftax that resets"):  # elsewhere a first may equal a last
+    if name in ("brax", "craftax that resets"):  # elsewhere a first may equal a last
         ends = np.argwhere(done[:-1])
         assert all((both["next_state"][t, n] != both["state"][t + 1, n]).any() for t, n in ends)
     told = ENDS[name] != {(True, None)}
@@ -235,7 +250,7 @@ def test_four_environments_roll_out_in_a_loader(name: str) -> None:
 
 
 def test_craftax_that_resets_makes_the_steps_of_its_own_step() -> None:
-    library = LIBRARY.setdefault("craftax that resets", MAKE["craftax that resets"]())
+    library = library_of("craftax that resets")
     env, params = library.ours.env, library.params
     _, state = library.reset(jax.random.key(0))
     key = jax.random.key(1)
@@ -252,7 +267,7 @@ def test_an_older_environment_in_a_wrapper_begins_again_by_itself() -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._env, name)
 
-    library = LIBRARY.setdefault("craftax that resets", MAKE["craftax that resets"]())
+    library = library_of("craftax that resets")
     env = GymnaxEnvironment(Passing(library.ours.env), library.params)
     _, state = library.reset(jax.random.key(0))
     state = state.replace(timestep=jnp.full_like(state.timestep, 7))
@@ -302,7 +317,7 @@ def test_actions_are_as_the_libraries_say() -> None:
     def spec(shape: tuple[int, ...], dtype: Any) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype)
 
-    found = {name: LIBRARY.setdefault(name, MAKE[name]()).ours.action_spec() for name in MAKE}
+    found = {name: library_of(name).ours.action_spec() for name in MAKE}
     assert found == {
         "brax": spec((1,), jnp.float32),
         "snake": spec((), jnp.int32),

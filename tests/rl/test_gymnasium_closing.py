@@ -69,6 +69,8 @@ def test_environments_of_a_source_that_cannot_be_built_are_closed() -> None:
     def wrong(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
         return observation[0], policy_state
 
-    with pytest.raises(cereal.PipelineError, match=r"returns the action float32\[\], but .* int32"):
+    message = r"returns the action float32\[\], but .* int32"
+    with pytest.raises(cereal.PipelineError, match=message) as caught:
         GymnasiumSource(maker, wrong, None, num_envs=2)
-    assert len(maker.closed) == 2
+    assert len(maker.closed) == 2  # at once: the error still holds on to them
+    assert caught.value.__traceback__ is not None

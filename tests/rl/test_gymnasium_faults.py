@@ -112,8 +112,12 @@ def test_an_error_of_a_reset_is_raised_by_init_state() -> None:
     assert loader.next_batch(loader.init_state(0))[2].all()
 
 
-def test_an_error_in_the_users_own_program_masks_the_batch_and_is_raised_next(capfd: Any) -> None:
-    loader = loader_of(lambda: Faulty(trap, at=1))
+@pytest.mark.parametrize("batched", [True, False])
+def test_an_error_in_the_users_own_program_masks_the_batch_and_is_raised_next(
+    capfd: Any, batched: bool
+) -> None:
+    loader = loader_of(lambda: Faulty(trap, at=0))
+    loader = loader if batched else cereal.DataLoader(loader.source.inner)
     program = jax.jit(lambda loader, state: loader.next_batch(state))
     batch, state, mask = program(loader, loader.init_state(0))
     jax.block_until_ready(batch)
@@ -123,7 +127,7 @@ def test_an_error_in_the_users_own_program_masks_the_batch_and_is_raised_next(ca
     assert "in trap" in printed
     with pytest.raises(TrapError, match="the floor gave way"):
         loader.next_batch(state)
-    with pytest.raises(StateError, match=f"stopped: step 1 failed with TrapError.*{ANEW}"):
+    with pytest.raises(StateError, match=f"stopped: step 0 failed with TrapError.*{ANEW}"):
         loader.next_batch(state)
 
 
@@ -338,7 +342,5 @@ def test_spaces_that_are_no_arrays_are_refused(space: Any) -> None:
 
 def test_an_episode_is_not_padded_with_steps_that_are_thrown_away() -> None:
     source = GymnasiumSource(SyncVectorEnv([Faulty], autoreset_mode="SameStep"), walk, None, 6)
-    loader = cereal.DataLoader([source, cereal.BatchTransform(4, pad_last_batch=True)])
-    _, state, _ = loader.next_batch(loader.init_state(0))
-    with pytest.raises(StateError, match="no padded batches"):
-        loader.next_batch(state)
+    with pytest.raises(cereal.PipelineError, match="leave `pad_last_batch` out"):
+        cereal.DataLoader([source, cereal.BatchTransform(4, pad_last_batch=True)])

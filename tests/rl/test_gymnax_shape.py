@@ -360,7 +360,7 @@ def shaped(**parts: Any) -> Any:
         (Line, r"must be an environment, got <class .*Line'>"),
         (object(), r"must have `reset\(key, params\)` and .* got object"),
         (None, r"got NoneType"),
-        (gymnasium.Env(), r"`Env.step` takes no key and no state.* gymnasium"),
+        (gymnasium.Env(), r"`Env.step` takes no key.* write `cereal.rl.GymnasiumSource"),
         (shaped(action_size=3), r"as Brax's does; write `cereal.rl.BraxEnvironment\(env\)`"),
         (shaped(action_spec=3), r"write `cereal.rl.JumanjiEnvironment\(env\)`"),
         (shaped(_step=3), r"write `cereal.rl.NavixEnvironment\(env\)`"),

@@ -21,8 +21,10 @@ from tests.rl.cartpole import (
     moved,
     policy_step,
 )
+from tests.rl.corridor import walk
 
 import cereal
+from cereal.testing import check_loader, check_resume, check_source
 
 
 def same(one: Any, other: Any) -> bool:
@@ -257,6 +259,22 @@ def test_environment_parameters_are_leaves_that_vmap_takes() -> None:
     assert np.asarray(done).sum(axis=1).tolist() == [4, 2, 1]
 
 
+def test_environments_may_lie_on_several_devices() -> None:
+    loader = loader_of(cartpole(num_envs=8, limit=9), 12)
+    state = begin(loader)
+    mesh = jax.make_mesh((4,), ("envs",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = jax.sharding.NamedSharding(mesh, jax.P("envs"))
+    whole = jax.sharding.NamedSharding(mesh, jax.P())
+    placed = jax.tree.map(
+        lambda x: jax.device_put(x, spread if x.shape[:1] == (8,) else whole), state
+    )
+    batch, _, _ = loader.next_batch(placed)
+    assert batch["state"].sharding.spec == jax.P(None, "envs")
+    alone, _, _ = loader.next_batch(state)
+    assert np.array_equal(batch["action"], alone["action"])
+    np.testing.assert_allclose(batch["next_state"], alone["next_state"], rtol=1e-6)
+
+
 def test_nothing_is_compiled_twice() -> None:
     traced = itertools.count()
 
@@ -312,6 +330,14 @@ def test_a_state_is_arrays_and_goes_on_after_being_stored() -> None:
     stored = [np.array(leaf) for leaf in leaves]
     restored = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in stored])
     assert same(loader.next_batch(restored)[0], loader.next_batch(state)[0])
+
+
+def test_the_kit_holds() -> None:
+    policy_state = {"stride": jnp.int32(1)}
+    loader = cereal.DataLoader([walk(num_envs=2, steps_per_epoch=6), cereal.BatchTransform(3)])
+    check_source(walk(), policy_state=policy_state)
+    check_loader(loader, policy_state=policy_state)
+    check_resume(loader, policy_state=policy_state)
 
 
 def test_the_drawing_names_the_environment() -> None:

@@ -235,10 +235,9 @@ def _wrong_step(env: Any) -> str:
     name = f"`{_name(env)}.step`"
     if not _takes(env.step, 2):
         return (
-            f"{name} takes no key and no state, so it is no pure function; an environment of "
-            f"gymnasium runs in Python, and is no part of a compiled rollout."
+            f"{name} takes no key and no state, so it is no pure function; for an environment of "
+            f"gymnasium write `cereal.rl.GymnasiumSource(name, ...)`."
         )
-    # In this order: Jumanji's and Navix's environments may have other names too.
     adapters = {"action_size": "Brax", "action_spec": "Jumanji", "_step": "Navix"}
     found = [adapters[attribute] for attribute in adapters if hasattr(env, attribute)]
     if found:

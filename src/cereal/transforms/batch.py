@@ -95,7 +95,7 @@ class BatchTransform(Transform[Any, Any]):
                 f"{self.label} must be called with a source, got {type(source).__name__}; write "
                 f"`BatchTransform({self.batch_size})(source)`."
             )
-        if source.callbacks != _root(source).callbacks:
+        if source.callbacks != root_of(source).callbacks:
             raise PipelineError(
                 f"{self.label} comes after a HostCallbackTransform, which runs once per batch; "
                 f"put the callback after the BatchTransform."
@@ -117,6 +117,11 @@ class BatchTransform(Transform[Any, Any]):
         if not isinstance(source, Positional):
             if self.drop_last:
                 _check_fits((self.batch_size,), source.steps_per_epoch)
+            if self.pad_last_batch and source.callbacks:
+                raise PipelineError(
+                    f"{self.label} over {root_of(source).label}: padding makes steps and throws them "
+                    f"away, which Python cannot undo; leave `pad_last_batch` out."
+                )
             return BatchedStream(source, self, spec)
         batched = Batched(source, self, _agreed(self, source), spec)
         if batched.remainder == "drop":
@@ -153,7 +158,7 @@ class BatchTransform(Transform[Any, Any]):
         return batched
 
 
-def _root(source: Source[Any]) -> Source[Any]:
+def root_of(source: Source[Any]) -> Source[Any]:
     """The source below all stages."""
     while source.inner is not None:
         source = source.inner

@@ -19,7 +19,7 @@ from ..core.stage import Transform
 from ..core.wrapper import StreamWrapper
 from ..sources.members import OverMembers
 from ..sources.routed import check_part
-from .batch import Batched
+from .batch import Batched, root_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -50,7 +50,7 @@ class UnbatchTransform(Transform[Any, Any]):
             )
         if isinstance(source, Batched) and source.remainder == "wrap":
             return source.source  # nothing happened to the batches
-        if source.callbacks:
+        if source.callbacks != root_of(source).callbacks:
             raise PipelineError(
                 "UnbatchTransform comes after a HostCallbackTransform, which runs once per batch "
                 "that is handed out; put the callback at the end."
