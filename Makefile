@@ -35,7 +35,7 @@ slow: $(INSTALLED) ## The tests that take long: processes, devices, interrupts, 
 elastic: $(INSTALLED) ## One digest for every number of workers, batches ahead, way to run and restart
 	$(BIN)/python benchmarks/digest.py --all
 
-test-bridges: .venv-bridges/.installed ## Tests with torch, TensorFlow, Grain and Hugging Face, in .venv-bridges
+test-bridges: .venv-bridges/.installed ## Tests with torch, TensorFlow, Grain, Hugging Face, Brax, Jumanji and Craftax, in .venv-bridges
 	$(BRIDGES)/python -m pytest -m bridges tests/bridges
 
 tutorial: .venv-bridges/.installed ## MNIST through cereal and through four other loaders, side by side
@@ -45,7 +45,7 @@ tutorial: .venv-bridges/.installed ## MNIST through cereal and through four othe
 	$(PYTHON) -m venv .venv-bridges
 	$(BRIDGES)/pip install --quiet --disable-pip-version-check --editable '.[dev]' '$(TORCH)'
 	$(BRIDGES)/pip install --quiet --disable-pip-version-check array_record datasets grain \
-		tensorflow-cpu tensorflow-datasets importlib_resources
+		tensorflow-cpu tensorflow-datasets importlib_resources brax craftax jumanji
 	@touch $@
 
 lint: $(INSTALLED) ## Check style and formatting

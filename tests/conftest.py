@@ -32,8 +32,10 @@ hypothesis.settings.register_profile("cereal", deadline=None)
 hypothesis.settings.load_profile("cereal")
 
 # Tests with other libraries run where these are installed: `make test-bridges`.
-_LIBRARIES = ("datasets", "grain", "tensorflow", "torch")
+_LIBRARIES = ("brax", "craftax", "datasets", "grain", "jumanji", "tensorflow", "torch")
 collect_ignore = [] if all(map(importlib.util.find_spec, _LIBRARIES)) else ["bridges"]
+if importlib.util.find_spec("navix") is None:
+    collect_ignore.append("bridges/test_navix.py")
 
 _DESCRIPTORS = Path("/proc/self/fd")
 # The first compilation, callback or progress bar of a process opens a few descriptors for good

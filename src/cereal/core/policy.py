@@ -17,7 +17,7 @@ import numpy as np
 
 from .errors import StateError, UsageError
 from .pytree import pytree_dataclass, static_field
-from .spec import Spec, format_spec, is_array_like
+from .spec import Spec, format_spec, is_array_like, strong
 
 _SET = "state = loader.set_policy_state(state, policy_state)"
 
@@ -131,12 +131,7 @@ def _as_leaf(leaf: Any, wanted: Any, path: Any) -> Any:
             f"`policy_state_template`; pass what the template promises, or build the source with "
             f"another template.{more}"
         )
-    return _strong(array)
-
-
-def _strong(array: Any) -> Any:
-    """Without a weak type, so that a loop may carry it."""
-    return array if not array.weak_type else jax.lax.convert_element_type(array, array.dtype)
+    return strong(array)
 
 
 def _describe(tree: Any) -> str:

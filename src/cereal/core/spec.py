@@ -116,6 +116,14 @@ def is_array_like(leaf: Any) -> bool:
     return isinstance(leaf, bool | int | float | complex)
 
 
+def strong(leaf: Any) -> Any:
+    """An array without a weak type, so that a loop may carry it."""
+    array = jnp.asarray(leaf)
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended) or not array.weak_type:
+        return array
+    return jax.lax.convert_element_type(array, array.dtype)
+
+
 def at_least_float32(dtype: Any) -> Any:
     """The dtype to calculate in: this one, or float32 if this is narrower (or no float).
 

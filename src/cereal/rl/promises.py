@@ -149,7 +149,7 @@ def stepped(env: Any, observation: Any, state: Any, action: Any, owner: str) -> 
         check_alike(env, part, first, after, owner)
     for part in ("done", "truncated"):
         flag = getattr(made, part)
-        if flag is not None and flag.shape != ():
+        if flag is not None and getattr(flag, "shape", None) != ():
             raise PipelineError(
                 f"{owner}: {name} gives `{part}` as {format_spec(flag)}; it must be one yes or no "
                 f"per environment."

@@ -26,7 +26,7 @@ from ..core.numbers import as_whole
 from ..core.policy import PolicySlot, empty_slot, get_policy_state, set_policy_state
 from ..core.pytree import pytree_dataclass, set_copy, set_fields, static_field
 from ..core.source import Mask, Source
-from ..core.spec import Spec
+from ..core.spec import Spec, strong
 from ..core.state import key_words
 from ..core.threefry import ROLLOUT, key_for, threefry
 from .environment import Environment, Step
@@ -303,13 +303,6 @@ def _where(done: Any, fresh: Any, going: Any) -> Any:
 
 
 def _strong(tree: Any) -> Any:
-    """Arrays without weak types, so that a loop may carry them."""
-
-    def strong(leaf: Any) -> Any:
-        array = jnp.asarray(leaf)
-        weak = array.weak_type
-        return jax.lax.convert_element_type(array, array.dtype) if weak else array
-
     return jax.tree.map(strong, tree)
 
 
@@ -330,7 +323,7 @@ def _checked(env: Any, owner: str) -> Any:
             f"{owner}: `env` is the class {env.__name__}, not an instance; write "
             f"`{env.__name__}()`."
         )
-    if not isinstance(env, Environment):
+    if not isinstance(env, Environment) or not callable(env.action_spec):
         raise PipelineError(
             f"{owner}: `env` must have `reset(key)`, `step(key, state, action)` and "
             f"`action_spec()`, as `cereal.rl.Environment` says, got {type(env).__name__}; for "

@@ -119,8 +119,8 @@ class BatchTransform(Transform[Any, Any]):
                 _check_fits((self.batch_size,), source.steps_per_epoch)
             if self.pad_last_batch and source.callbacks:
                 raise PipelineError(
-                    f"{self.label} over {root_of(source).label}: padding makes steps and throws them "
-                    f"away, which Python cannot undo; leave `pad_last_batch` out."
+                    f"{self.label} over {root_of(source).label}: padding makes steps and throws "
+                    f"them away, which Python cannot undo; leave `pad_last_batch` out."
                 )
             return BatchedStream(source, self, spec)
         batched = Batched(source, self, _agreed(self, source), spec)
