@@ -8,24 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.core.counter import Counter
 
 import cereal
-
-
-@cereal.pytree_dataclass
-class Counter(cereal.Source[Any]):
-    """Counts; a user's own stream."""
-
-    steps_per_epoch: int = cereal.static_field(default=10)
-
-    def element_spec(self) -> Any:
-        return jax.ShapeDtypeStruct((), jnp.int32)
-
-    def init_state(self, key: Any) -> Any:
-        return jnp.int32(0)
-
-    def next(self, state: Any) -> tuple[Any, Any, Any]:
-        return state, state % 3 != 2, state + 1
 
 
 @cereal.pytree_dataclass

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.core.counter import Counter
 
 import cereal
 from cereal import BatchTransform, DataLoader, FilterTransform, MapTransform, RangeSource
@@ -15,22 +16,6 @@ from cereal.testing import assert_same, check_loader, check_resume, check_source
 
 RULES: list[dict[str, Any]] = [{}, {"pad_last_batch": True}, {"drop_last": True}]
 LARGE = FilterTransform(lambda x: x >= 4)
-
-
-@cereal.pytree_dataclass
-class Counter(cereal.Source[Any]):
-    """0, 1, 2, ...; every third is not real."""
-
-    steps_per_epoch: int = cereal.static_field(default=10)
-
-    def element_spec(self) -> Any:
-        return jax.ShapeDtypeStruct((), jnp.int32)
-
-    def init_state(self, key: Any) -> Any:
-        return jnp.int32(0)
-
-    def next(self, state: Any) -> Any:
-        return state, (state + 1) % 3 != 0, state + 1
 
 
 def pairs(*stages: Any, source: Any = None, steps: int = 6) -> list[tuple[Any, Any]]:

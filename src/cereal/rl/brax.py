@@ -8,7 +8,6 @@ Such a state is the state of the environment and all that a step gives, in one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,13 +16,14 @@ import jax.numpy as jnp
 from ..core.errors import PipelineError
 from ..core.held import Held, hold
 from ..core.pytree import pytree_dataclass, set_fields
+from .adapted import Adapted, check_has, is_a, layers
 from .environment import Step
 
 _OWNER = "BraxEnvironment"
 
 
 @pytree_dataclass
-class BraxEnvironment:
+class BraxEnvironment(Adapted):
     """An environment of Brax, or of MuJoCo Playground, that does not reset itself.
 
         env = brax.envs.create("ant", episode_length=1000, auto_reset=False)
@@ -39,25 +39,15 @@ class BraxEnvironment:
     held: Held
 
     def __init__(self, env: Any) -> None:
-        for layer in _layers(env):
-            _check_layer(layer)
-        missing = [name for name in ("reset", "step", "action_size") if not hasattr(env, name)]
-        if missing:
-            raise PipelineError(
-                f"{_OWNER}: `env` must be an environment of Brax, got {type(env).__name__}, "
-                f"which has no `{missing[0]}`; write `brax.envs.create(name, auto_reset=False)`."
-            )
+        for layer, names in layers(env, "env"):
+            _check_layer(layer, names)
+        check_has(
+            env,
+            ("reset", "step", "action_size"),
+            _OWNER,
+            "brax.envs.create(name, auto_reset=False)",
+        )
         set_fields(self, held=hold(env, _OWNER))
-
-    @property
-    def env(self) -> Any:
-        """The environment inside."""
-        return self.held()
-
-    @property
-    def name(self) -> str:
-        """What a drawing calls it."""
-        return type(getattr(self.env, "unwrapped", self.env)).__name__
 
     def reset(self, key: Any) -> tuple[Any, Any]:
         state = self.env.reset(key)
@@ -82,23 +72,14 @@ class BraxEnvironment:
         return jax.ShapeDtypeStruct((int(self.env.action_size),), jnp.float32)
 
 
-def _layers(env: Any) -> Iterator[Any]:
-    """An environment, and those that it wraps."""
-    while env is not None:
-        yield env
-        env = getattr(env, "__dict__", {}).get("env")  # not by getattr: wrappers pass it on
-
-
-def _check_layer(env: Any) -> None:
-    # By name: the wrappers of MuJoCo Playground and of users count, and nothing is imported.
-    names = [kind.__name__ for kind in type(env).__mro__]
-    if any(name.endswith("AutoResetWrapper") for name in names):
+def _check_layer(env: Any, names: tuple[str, ...]) -> None:
+    if is_a(names, "AutoResetWrapper"):
         raise PipelineError(
             f"{_OWNER}: {type(env).__name__} resets the environment by itself, always to the same "
             f"first state, and hides the last observation; write "
             f"`brax.envs.create(name, auto_reset=False)`."
         )
-    if any(name.endswith("VmapWrapper") for name in names):
+    if is_a(names, "VmapWrapper"):
         raise PipelineError(
             f"{_OWNER}: {type(env).__name__} is many environments, and this is an adapter of one; "
             f"write `brax.envs.create(name, auto_reset=False)` without `batch_size`, and "

@@ -22,6 +22,7 @@ from ..core.errors import PipelineError
 from ..core.held import Held, hold
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import format_spec
+from .adapted import Adapted
 from .environment import Step
 from .promises import check_alike
 
@@ -32,7 +33,7 @@ _TOLD = (_LAST, "terminated", "truncated")
 
 
 @pytree_dataclass
-class GymnaxEnvironment:
+class GymnaxEnvironment(Adapted):
     """An environment of gymnax, of Craftax, or of a class with `reset` and `step` like theirs.
 
     `params` are leaves, so that a function of them can be mapped: `jax.vmap` over a `params` of
@@ -69,11 +70,6 @@ class GymnaxEnvironment:
             params=_as_arrays(params) if with_params else None,
             with_params=with_params,
         )
-
-    @property
-    def env(self) -> Any:
-        """The environment inside."""
-        return self.held()
 
     @property
     def name(self) -> str:

@@ -6,7 +6,6 @@ step(state, action)  -> state, TimeStep(step_type, reward, discount, observation
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,13 +14,14 @@ import jax.numpy as jnp
 from ..core.errors import PipelineError
 from ..core.held import Held, hold
 from ..core.pytree import pytree_dataclass, set_fields
+from .adapted import Adapted, check_has, is_a, layers
 from .environment import Step
 
 _OWNER = "JumanjiEnvironment"
 
 
 @pytree_dataclass
-class JumanjiEnvironment:
+class JumanjiEnvironment(Adapted):
     """An environment of Jumanji, as `jumanji.make` gives it.
 
         env = cereal.rl.JumanjiEnvironment(jumanji.make("Snake-v1"))
@@ -34,25 +34,10 @@ class JumanjiEnvironment:
     held: Held
 
     def __init__(self, env: Any) -> None:
-        for layer in _layers(env):
-            _check_layer(layer)
-        missing = [name for name in ("reset", "step", "action_spec") if not hasattr(env, name)]
-        if missing:
-            raise PipelineError(
-                f"{_OWNER}: `env` must be an environment of Jumanji, got {type(env).__name__}, "
-                f"which has no `{missing[0]}`; write `jumanji.make(name)`."
-            )
+        for layer, names in layers(env, "_env"):
+            _check_layer(layer, names)
+        check_has(env, ("reset", "step", "action_spec"), _OWNER, "jumanji.make(name)")
         set_fields(self, held=hold(env, _OWNER))
-
-    @property
-    def env(self) -> Any:
-        """The environment inside."""
-        return self.held()
-
-    @property
-    def name(self) -> str:
-        """What a drawing calls it."""
-        return type(getattr(self.env, "unwrapped", self.env)).__name__
 
     def reset(self, key: Any) -> tuple[Any, Any]:
         state, timestep = self.env.reset(key)
@@ -79,22 +64,13 @@ class JumanjiEnvironment:
         return jax.eval_shape(spec.generate_value) if hasattr(spec, "generate_value") else None
 
 
-def _layers(env: Any) -> Iterator[Any]:
-    """An environment, and those that it wraps."""
-    while env is not None:
-        yield env
-        env = getattr(env, "__dict__", {}).get("_env")  # not by getattr: wrappers pass it on
-
-
-def _check_layer(env: Any) -> None:
-    # By name: the wrappers of users count, and nothing is imported.
-    names = [kind.__name__ for kind in type(env).__mro__]
-    if any(name.endswith(("VmapWrapper", "VmapAutoResetWrapper")) for name in names):
+def _check_layer(env: Any, names: tuple[str, ...]) -> None:
+    if is_a(names, "VmapWrapper", "VmapAutoResetWrapper"):
         raise PipelineError(
             f"{_OWNER}: {type(env).__name__} is many environments, and this is an adapter of one; "
             f"pass the environment inside it, and `num_envs=` to the source."
         )
-    if any(name.endswith("AutoResetWrapper") for name in names):
+    if is_a(names, "AutoResetWrapper"):
         raise PipelineError(
             f"{_OWNER}: {type(env).__name__} resets the environment by itself, and so does the "
             f"rollout, which keeps the last observation; pass the environment inside it."

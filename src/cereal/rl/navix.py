@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core.errors import PipelineError
 from ..core.held import Held
 from ..core.pytree import pytree_dataclass, set_fields
+from .adapted import Adapted, check_has
 from .environment import Step
 
 _OWNER = "NavixEnvironment"
@@ -38,7 +38,7 @@ class _Same:
 
 
 @pytree_dataclass
-class NavixEnvironment:
+class NavixEnvironment(Adapted):
     """An environment of Navix, as `navix.make` gives it.
 
         env = cereal.rl.NavixEnvironment(navix.make("Navix-DoorKey-8x8-v0"))
@@ -51,12 +51,7 @@ class NavixEnvironment:
     held: Held
 
     def __init__(self, env: Any) -> None:
-        missing = [name for name in ("reset", "step", "action_space") if not hasattr(env, name)]
-        if missing:
-            raise PipelineError(
-                f"{_OWNER}: `env` must be an environment of Navix, got {type(env).__name__}, "
-                f"which has no `{missing[0]}`; write `navix.make(name)`."
-            )
+        check_has(env, ("reset", "step", "action_space"), _OWNER, "navix.make(name)")
         inside = bool(jax.tree.leaves(env)) and jax.tree.leaves(env)[0] is not env
         set_fields(self, held=Held(env) if inside else Held(None, _Same(env)))
 
@@ -65,11 +60,6 @@ class NavixEnvironment:
         """The environment inside."""
         held = self.held()
         return held.value if isinstance(held, _Same) else held
-
-    @property
-    def name(self) -> str:
-        """What a drawing calls it."""
-        return type(self.env).__name__
 
     def reset(self, key: Any) -> tuple[Any, Any]:
         timestep = self.env.reset(key)
