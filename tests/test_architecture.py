@@ -127,6 +127,7 @@ PUBLIC_RL = [
     "Transition",
     "episode_statistics",
     "episode_summary",
+    "first_episodes",
     "gae",
     "get_policy_state",
     "n_step_returns",

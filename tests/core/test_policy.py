@@ -44,6 +44,16 @@ def test_a_policy_is_found_through_any_stack(stack: list[Any]) -> None:
     assert jax.tree.structure(state) == jax.tree.structure(loader.set_policy_state(state, ONE))
 
 
+def test_a_state_may_begin_with_its_policy() -> None:
+    loader = cereal.DataLoader([walk(length=9), cereal.BatchTransform(4)])
+    policy = {"stride": jnp.int32(2)}
+    state = loader.init_state(0, policy_state=policy)
+    policy.update(stride=jnp.int32(5))
+    assert loader.next_batch(state)[0]["state"].tolist() == [0, 2, 4, 6]
+    with pytest.raises(cereal.UsageError, match="carries no policy"):
+        cereal.DataLoader(cereal.RangeSource(4)).init_state(0, policy)
+
+
 def test_a_wrapper_of_the_users_own_hides_nothing() -> None:
     @cereal.pytree_dataclass
     class Twice(cereal.Source[Any]):

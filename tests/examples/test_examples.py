@@ -173,5 +173,5 @@ def test_examples_are_short_and_listed() -> None:
     ours = [path for path in EXAMPLES.glob("*.py") if path.name != "tutorial_mnist.py"]
     assert len(ours) >= 7
     for path in ours:
-        assert len(path.read_text().splitlines()) < 120, path.name
+        assert len(path.read_text().splitlines()) < 150, path.name
         assert path.name in table

@@ -14,7 +14,6 @@ import pytest
 from PIL.Image import open as image_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ("cartpole_pg", "cartpole_pg_rnn", "cartpole_ppo")
 
 
 def example(name: str) -> Any:
@@ -113,7 +112,8 @@ def test_training_replays_what_the_recurrent_policy_remembered() -> None:
     state = loader.set_policy_state(loader.init_state(1), rnn.start(params, 4))
     network, hidden = jax.jit(rnn.network), np.zeros((4, rnn.HIDDEN))
     for _ in range(2):
-        batch, state, _ = loader.next_batch(state)
+        made, state, _ = loader.next_batch(state)
+        batch = jax.tree.map(np.asarray, made)
         chosen = np.zeros((40, 4))
         for t in range(40):
             np.testing.assert_allclose(batch["extras"][t], hidden, rtol=1e-4, atol=1e-5)
@@ -122,7 +122,7 @@ def test_training_replays_what_the_recurrent_policy_remembered() -> None:
             hidden = np.where(batch["done"][t][:, None], 0, hidden)
         advantage = batch["return"] - np.mean(batch["return"], axis=1, keepdims=True)
         loss = -np.mean(chosen * advantage) / np.std(advantage)
-        assert float(rnn.loss_of(params, batch)) == pytest.approx(loss, rel=1e-3)
+        assert float(rnn.loss_of(params, made)) == pytest.approx(loss, rel=1e-3)
         assert batch["done"].any()
 
 
@@ -138,11 +138,6 @@ def test_the_recurrent_policy_never_sees_velocities() -> None:
     np.testing.assert_array_equal(logits(0.3, 2.0, 0.1, -3.0), still)
     assert not np.allclose(logits(0.4, 0.0, 0.1, 0.0), still)
     assert not np.allclose(logits(0.3, 0.0, 0.2, 0.0), still)
-
-
-def test_examples_are_short() -> None:
-    for name in NAMES:
-        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 150, name
 
 
 # The figures

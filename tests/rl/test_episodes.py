@@ -248,3 +248,14 @@ def test_calls_that_do_not_fit_are_refused() -> None:
         episode_statistics(jnp.ones(3), jnp.zeros(2))
     with pytest.raises(UsageError, match=r"the mask of shape \(2,\) does not belong"):
         episode_statistics(jnp.ones(3), jnp.zeros(3), mask=jnp.ones(2))
+
+
+def test_the_first_episode_of_each_environment_is_told() -> None:
+    done = np.random.default_rng(0).random((30, 7)) < 0.1
+    first = np.asarray(cereal.rl.first_episodes(done))
+    for env in range(7):
+        ends = np.flatnonzero(done[:, env])
+        last = ends[0] if len(ends) else 29
+        assert first[:, env].tolist() == [step <= last for step in range(30)]
+    with pytest.raises(cereal.UsageError, match="steps in a row"):
+        cereal.rl.first_episodes(True)

@@ -21,7 +21,7 @@ from tests.rl.cartpole import (
     moved,
     policy_step,
 )
-from tests.rl.corridor import walk
+from tests.rl.corridor import Corridor, walk
 
 import cereal
 from cereal.testing import check_loader, check_resume, check_source
@@ -330,6 +330,26 @@ def test_a_state_is_arrays_and_goes_on_after_being_stored() -> None:
     stored = [np.array(leaf) for leaf in leaves]
     restored = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in stored])
     assert same(loader.next_batch(restored)[0], loader.next_batch(state)[0])
+
+
+def test_an_environment_is_reset_only_in_steps_that_end_an_episode() -> None:
+    resets = itertools.count()
+
+    @cereal.pytree_dataclass
+    class Slow(Corridor):
+        def reset(self, key: Any) -> Any:
+            jax.debug.callback(lambda: next(resets))
+            return super().reset(key)
+
+    def forward(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
+        return jnp.int32(1), policy_state
+
+    source = cereal.rl.RolloutSource(Slow(5), forward, None)
+    loader = loader_of(source, 12)
+    batch, _, _ = loader.next_batch(loader.init_state(0))
+    jax.effects_barrier()
+    assert int(batch["done"].sum()) == 2
+    assert next(resets) == 1 + 2
 
 
 def test_the_kit_holds() -> None:

@@ -113,11 +113,15 @@ class DataLoader(Generic[T]):
 
     # One step
 
-    def init_state(self, key: Any) -> Any:
-        """The state at the first element of epoch 0; `key` is a JAX random key or an integer."""
+    def init_state(self, key: Any, policy_state: Any = None) -> Any:
+        """The state at the first element of epoch 0; `key` is a JAX random key or an integer.
+
+        For rollouts `policy_state` is who acts, as `set_policy_state` puts it in.
+        """
         if isinstance(key, int) and not isinstance(self.source, Positional):
             key = jax.random.key(key)  # a user's own source need not know about integers
-        return self.source.init_state(key)
+        state = self.source.init_state(key)
+        return state if policy_state is None else set_policy_state(state, policy_state)
 
     @cached_property
     def next_batch(self) -> NextBatch[T]:
@@ -224,7 +228,7 @@ class DataLoader(Generic[T]):
     def set_policy_state(self, state: Any, policy_state: Any) -> Any:
         """A state with this policy in it, for pipelines that begin with a source of rollouts.
 
-            state = loader.set_policy_state(loader.init_state(key), {"params": params})
+            state = loader.set_policy_state(state, {"params": params})
 
         The tree is copied: what is done to `policy_state` later does not reach the state.
         """

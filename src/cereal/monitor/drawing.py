@@ -8,6 +8,8 @@ from ..core.positional import Positional
 from ..core.source import Source
 from ..core.spec import format_spec
 
+_LONG = 120
+
 
 def stages_of(source: Source[Any]) -> list[Source[Any]]:
     """The source and the stages around it, in the order of the data's flow."""
@@ -24,13 +26,25 @@ def draw(source: Source[Any], reading: str = "") -> str:
     └─ BatchTransform(32)                {image: uint8[32,8,8], label: int32[32]}
     """
     stages = stages_of(source)
-    rows = [(stage.label, format_spec(stage.element_spec())) for stage in stages]
+    rows = [(stage.label, _in_short(stage.element_spec())) for stage in stages]
     labels = [f"{'   ' * max(i - 1, 0)}{'└─ ' if i else ''}{row[0]}" for i, row in enumerate(rows)]
     width = max(map(len, labels))
     lines = [f"{label:{width}}  {row[1]}" for label, row in zip(labels, rows, strict=True)]
     if reading:
         lines.insert(_on_host(stages), f"~~~~ host above, {reading}; compiled below ~~~~")
     return "\n".join(lines)
+
+
+def _in_short(spec: Any) -> str:
+    """What comes out; of a long one only how many parts the parts have."""
+    whole = format_spec(spec)
+    if len(whole) <= _LONG or not isinstance(spec, dict):
+        return whole
+    parts = {
+        name: f"{{{len(part)} parts}}" if isinstance(part, dict | tuple) else format_spec(part)
+        for name, part in spec.items()
+    }
+    return "{" + ", ".join(f"{name}: {part}" for name, part in parts.items()) + "}"
 
 
 def _on_host(stages: list[Source[Any]]) -> int:

@@ -13,6 +13,7 @@ from .environment import Step as Step
 from .episodes import EpisodeStatisticsTransform as EpisodeStatisticsTransform
 from .episodes import episode_statistics as episode_statistics
 from .episodes import episode_summary as episode_summary
+from .episodes import first_episodes as first_episodes
 from .gymnasium import GymnasiumSource as GymnasiumSource
 from .gymnax import GymnaxSource as GymnaxSource
 from .gymnax_shape import GymnaxEnvironment as GymnaxEnvironment

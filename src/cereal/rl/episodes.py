@@ -215,13 +215,35 @@ def _run(
     return _Parts(totals, lengths), _Parts(total, length)
 
 
+def first_episodes(done: Any) -> jax.Array:
+    """Which steps of a segment belong to the first episode of each environment; its end included.
+
+        done            . . x . x .
+        first_episodes  x x x . . .
+
+    To judge a policy, play from a new state for as long as an episode may last, and count each
+    environment's first episode: of all that end, too many would be short ones.
+
+    >>> import cereal, jax.numpy as jnp
+    >>> done = jnp.array([[False, True], [True, False], [False, True]])
+    >>> first = cereal.rl.first_episodes(done)
+    >>> reward = jnp.array([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0]])
+    >>> (reward * first).sum(axis=0).tolist()
+    [3.0, 1.0]
+    """
+    done = jnp.asarray(done).astype(jnp.int32)
+    if not done.ndim:
+        raise UsageError("`first_episodes` works on steps in a row: pass `done` of shape [T, ...].")
+    return jnp.cumsum(done, axis=0) - done == 0
+
+
 def episode_summary(batch: Any, mask: Any = None) -> dict[str, jax.Array]:
     """How many episodes ended in a batch, and their mean return and length; 0 if none did.
 
         {"episodes": int32, "mean_return": float32, "mean_length": float32}
 
     Of a batch after `EpisodeStatisticsTransform`, with its mask; traceable, so that it can be an
-    output of `scan_epoch`.
+    output of `scan_epoch`. A mean over several batches is weighted by their `episodes`.
 
     >>> import cereal, jax.numpy as jnp
     >>> done = jnp.array([False, True, True, False])

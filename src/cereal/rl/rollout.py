@@ -211,8 +211,7 @@ class RolloutSource(Source[Transition]):
         if self.begins_again:
             after = made.resumed
         else:
-            fresh = self._reset_all(keys[..., _RESET])
-            after = _where(done, fresh, (made.observation, made.state))
+            after = self._begun_again(done, keys[..., _RESET], (made.observation, made.state))
         transition = Transition(
             state=observation,
             action=action,
@@ -239,6 +238,14 @@ class RolloutSource(Source[Transition]):
         high = state.steps[0] + (low < state.steps[1]).astype(jnp.uint32)
         steps = jnp.stack([high, low])
         return RolloutState(moving.environment, moving.observation, done, slot, state.keys, steps)
+
+    def _begun_again(self, done: Any, keys: Any, going: Any) -> Any:
+        """Where an episode has ended, the first of another; computed in steps that end one."""
+
+        def reset(going: Any) -> Any:
+            return _strong(_where(done, self._reset_all(keys), going))
+
+        return jax.lax.cond(done.any(), reset, lambda going: going, _strong(going))
 
     @property
     def _purposes(self) -> tuple[int, ...]:
