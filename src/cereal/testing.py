@@ -88,9 +88,8 @@ def check_source(source: Source[Any], key: Any = 0, *, policy_state: Any = None)
     >>> from cereal.testing import check_source
     >>> check_source(cereal.RangeSource(7, ordering="shuffle"))
     """
-    spec, state = Spec(source.element_spec()), _begun(source, key, policy_state)
-    if not isinstance(source, Positional):
-        _check_many(source, state)
+    spec, start = Spec(source.element_spec()), _begun(source, key, policy_state)
+    state = start
     compiled = jax.jit(lambda source, state: source.next(state))
     for step in range(min(source.steps_per_epoch, 8) + 1):
         what = f"{source.label}, step {step}"
@@ -104,6 +103,8 @@ def check_source(source: Source[Any], key: Any = 0, *, policy_state: Any = None)
         state = after
     if isinstance(source, Positional):
         _check_epochs(source, key)
+    else:
+        _check_many(source, start)
     if isinstance(source, IndexedSource) and not source.random_stages:
         _check_take(source)
 
