@@ -44,6 +44,7 @@ def test_the_readme_names_only_commands_that_make_has() -> None:
         assert set(used) <= targets, page.name
 
 
+@pytest.mark.slow
 def test_the_demo_reaches_its_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
     namespace: dict[str, Any] = {"__name__": "demo"}
     exec((ROOT / "examples" / "digits.py").read_text(), namespace)

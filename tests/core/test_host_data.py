@@ -82,6 +82,7 @@ USES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 1}, {"on_error": "skip"}], ids=str)
 @pytest.mark.parametrize("use", USES)
 def test_data_goes_with_its_loader_whatever_was_run(use: str, options: dict[str, Any]) -> None:

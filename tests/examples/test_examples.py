@@ -64,6 +64,7 @@ def check_picture(path: Path) -> None:
     assert grey.min() < grey.max()
 
 
+@pytest.mark.slow
 def test_equinox_learns_digits(small_mnist: Any, tmp_path: Path) -> None:
     metrics = example("mnist_equinox").main(small_mnist, 2, None, tmp_path / "wrong.png")
     assert metrics["accuracy"] > 0.7  # a tenth by chance
@@ -79,6 +80,7 @@ def test_equinox_resumes_exactly(small_mnist: Any, tmp_path: Path) -> None:
     assert {k: float(v) for k, v in resumed.items()} == {k: float(v) for k, v in straight.items()}
 
 
+@pytest.mark.slow
 def test_flax_learns_digits(small_mnist: Any, tmp_path: Path) -> None:
     history = example("mnist_flax_nnx").main(small_mnist, 2, None, tmp_path / "curves.png")
     assert history[-1]["test accuracy"] > 0.7
@@ -94,6 +96,7 @@ def test_flax_resumes_from_its_checkpoint(small_mnist: Any, tmp_path: Path) -> N
     assert main(small_mnist, 2, saved, picture) == straight[1:]
 
 
+@pytest.mark.slow
 def test_the_recurrent_network_beats_the_same_as_yesterday(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).normal(0, 0.5, 800)
     temperatures = 11 + 4 * np.sin(np.arange(800) / 5) + noise
@@ -153,6 +156,7 @@ def test_straightening_takes_the_slant_out() -> None:
     assert not blank.any()
 
 
+@pytest.mark.slow
 def test_the_small_gpt_learns_a_text_that_repeats(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,7 @@ quick = pytest.mark.usefixtures("quick_to_compile")
 # A short training of each
 
 
+@pytest.mark.slow
 @quick
 @pytest.mark.parametrize(("name", "updates"), [("cartpole_pg", 15), ("cartpole_ppo", 6)])
 def test_a_short_training_balances_for_longer_than_chance(
@@ -90,6 +91,7 @@ def steps_to_the_right(angle: float, spin: float) -> int:
     return 500
 
 
+@pytest.mark.slow
 @quick
 def test_play_counts_whole_episodes() -> None:
     """Of a policy that always pushes to the right; an episode begins anywhere within 0.05."""

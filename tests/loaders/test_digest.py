@@ -6,6 +6,7 @@ import pytest
 from benchmarks.digest import GOLDEN, Cell, digest, six_cells
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", six_cells(), ids=str)
 def test_every_way_to_run_a_pipeline_has_the_golden_digest(cell: Cell) -> None:
     assert digest(cell) == GOLDEN

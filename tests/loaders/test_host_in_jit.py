@@ -75,6 +75,7 @@ def test_sequential_elements_come_in_order_through_epochs() -> None:
             assert mask.shape == (B,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "prefetch"), [(0, 0), (1, 0), (3, 1), (1, 5)])
 def test_all_roads_are_one_whatever_reads(workers: int, prefetch: int) -> None:
     def noisy(element: Any, rng: np.random.Generator) -> Any:

@@ -83,6 +83,7 @@ COMBINED: dict[str, Make] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMBINED)
 def test_combined_files_give_what_combined_arrays_give(name: str, folder: Path) -> None:
     make, files = COMBINED[name], [mapped(data, folder) for data in (A, B)]

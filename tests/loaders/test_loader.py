@@ -71,6 +71,7 @@ def test_all_ways_to_run_agree_and_resume(
     check_resume(loader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "batch", "remainder"),
     [(10, 4, "wrap"), (10, 4, "pad"), (10, 4, "drop"), (3, 8, "wrap"), (3, 8, "pad")],

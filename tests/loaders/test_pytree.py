@@ -212,6 +212,7 @@ USES: dict[str, Callable[[Loader], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
 def test_the_data_is_freed_with_the_loader(use: str) -> None:
     loader = plain_loader()

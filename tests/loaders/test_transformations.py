@@ -200,6 +200,7 @@ def speckle(element: Any, key: Any) -> Any:
     return {**element, "image": jnp.where(noise, 0.0, element["image"])}
 
 
+@pytest.mark.slow
 def test_64_models_with_64_shuffles_train_in_one_program() -> None:
     data = DigitsDataset("train").as_array_dict()
     loader = DataLoader(

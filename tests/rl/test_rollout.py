@@ -119,6 +119,7 @@ def test_segments_of_any_length_are_one_stream_across_epochs() -> None:
     assert same(jax.tree.map(lambda *each: np.concatenate(each), *batches), whole)
 
 
+@pytest.mark.slow
 def test_an_environment_sees_the_same_however_many_there_are() -> None:
     few = loader_of(cartpole(num_envs=3, limit=15), 40)
     more = loader_of(cartpole(num_envs=8, limit=15), 40)
@@ -233,6 +234,7 @@ def test_a_pytree_may_be_the_policy() -> None:
 # In programs
 
 
+@pytest.mark.slow
 def test_the_whole_is_a_function_that_jit_and_vmap_take() -> None:
     loader = loader_of(cartpole(num_envs=2), 8)
 
@@ -259,6 +261,7 @@ def test_environment_parameters_are_leaves_that_vmap_takes() -> None:
     assert np.asarray(done).sum(axis=1).tolist() == [4, 2, 1]
 
 
+@pytest.mark.slow
 def test_environments_may_lie_on_several_devices() -> None:
     loader = loader_of(cartpole(num_envs=8, limit=9), 12)
     state = begin(loader)

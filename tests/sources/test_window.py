@@ -180,6 +180,7 @@ def test_gradients_flow_into_the_data() -> None:
 # Files give what arrays give
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_every_road_gives_from_a_file_what_it_gives_from_memory(
     rule: dict[str, Any], folder: Path

@@ -96,6 +96,7 @@ def test_a_map_is_the_same_before_and_after_batching_a_stream(rule: dict[str, An
     assert numbers(DOUBLE, batch)[0][0] == [0, 2, 4, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("before", [True, False])
 def test_a_random_map_on_either_side_of_batching_a_stream_keeps_the_contract(

@@ -322,6 +322,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_cache_is_an_error_that_names_its_folder(damage: str, tmp_path: Path) -> None:
     elements_of(cached_range(tmp_path / "cache"))

@@ -160,6 +160,7 @@ def test_metrics_leave_out_what_was_filtered(batched: bool) -> None:
     assert float(found["count"]) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [False, True], ids=["before", "after batching"])
 def test_every_road_is_the_same(batched: bool) -> None:
     stages = [PADDED, ODD] if batched else [ODD, PADDED]

@@ -121,6 +121,7 @@ def test_keys_are_named_and_others_left_alone() -> None:
     assert batch["first"].tolist() == [True, False, False] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["batched", "packed"])
 def test_every_road_gives_the_same_and_masks_stay(mode: Any, strict_jax: None) -> None:
     source = WindowSource(data_of((2,)), T, predict=1)
