@@ -15,6 +15,8 @@ from ..core.errors import CerealError, PipelineError
 from ..core.spec import Spec, format_spec, is_array_like
 from .environment import Step
 
+_MANY_OPERATIONS = 800
+
 
 def shapes_of(what: str, fn: Any, *args: Any) -> Any:
     """What a user's function gives, as shapes and dtypes."""
@@ -96,6 +98,22 @@ def heeds_new_episode(policy: Any, observation: Any, policy_state: Any) -> bool:
     flag = traced.invars[place]
     used = [var for equation in traced.eqns for var in equation.invars]
     return any(var is flag for var in (*used, *traced.outvars))
+
+
+def resets_for_long(env: Any) -> bool:
+    """Whether a reset is much to compute: gymnax's and Jumanji's are 30 to 500 operations, those
+    of physics and of worlds that are made, 1,200 and more."""
+    return _operations(jax.make_jaxpr(env.reset)(key_shape()).jaxpr) > _MANY_OPERATIONS
+
+
+def _operations(program: Any) -> int:
+    inside = (
+        getattr(part, "jaxpr", part)
+        for equation in program.eqns
+        for value in equation.params.values()
+        for part in (value if isinstance(value, tuple | list) else (value,))
+    )
+    return len(program.eqns) + sum(_operations(p) for p in inside if hasattr(p, "eqns"))
 
 
 def _check_action(action: Any, env: Any, what: str) -> None:

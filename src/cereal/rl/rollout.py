@@ -31,7 +31,15 @@ from ..core.state import key_words
 from ..core.threefry import ROLLOUT, key_for, threefry
 from .environment import Environment, Step
 from .policies import Axes, as_axes, as_policy, as_template, over_environments
-from .promises import acted, first_of, heeds_new_episode, key_shape, name_of, stepped
+from .promises import (
+    acted,
+    first_of,
+    heeds_new_episode,
+    key_shape,
+    name_of,
+    resets_for_long,
+    stepped,
+)
 from .transition import RolloutState, Transition
 
 _POLICY, _STEP, _RESET, _FIRST = range(4)  # what a key of a step is for
@@ -76,6 +84,7 @@ class RolloutSource(Source[Transition]):
     spec: Spec = static_field()
     begins_again: bool = static_field()
     heeds_new: bool = static_field()  # whether the policy looks at `new_episode`
+    long_reset: bool = static_field()  # whether a reset is much to compute
 
     def __init__(
         self,
@@ -102,9 +111,12 @@ class RolloutSource(Source[Transition]):
             spec=None,
             begins_again=False,
             heeds_new=True,
+            long_reset=False,
         )
         made = self._one_environment(owner)
-        set_fields(self, begins_again=made.resumed is not None)
+        begins_again = made.resumed is not None
+        long_reset = not begins_again and resets_for_long(self.env())
+        set_fields(self, begins_again=begins_again, long_reset=long_reset)
         set_fields(self, spec=self._spec(owner))
 
     # What it gives
@@ -240,12 +252,21 @@ class RolloutSource(Source[Transition]):
         return RolloutState(moving.environment, moving.observation, done, slot, state.keys, steps)
 
     def _begun_again(self, done: Any, keys: Any, going: Any) -> Any:
-        """Where an episode has ended, the first of another; computed in steps that end one."""
+        """Where an episode has ended, the first of another.
+
+        To ask first whether any has ended spares a reset in most steps; but on a GPU the question
+        itself takes as long as half a step of CartPole.
+        """
 
         def reset(going: Any) -> Any:
             return _strong(_where(done, self._reset_all(keys), going))
 
-        return jax.lax.cond(done.any(), reset, lambda going: going, _strong(going))
+        def reset_if_any(going: Any) -> Any:
+            return jax.lax.cond(done.any(), reset, lambda going: going, going)
+
+        if self.long_reset:
+            return reset_if_any(_strong(going))
+        return jax.lax.platform_dependent(_strong(going), cpu=reset_if_any, default=reset)
 
     @property
     def _purposes(self) -> tuple[int, ...]:
