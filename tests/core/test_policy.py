@@ -157,6 +157,25 @@ def test_states_of_other_sources_are_refused() -> None:
         source.next(cereal.DataLoader(cereal.RangeSource(4)).init_state(0))
 
 
+def test_states_of_rollouts_unlike_this_one_are_refused() -> None:
+    few, many = walk(num_envs=2), walk(num_envs=3)
+    state = few.set_policy_state(few.init_state(0), ONE)
+    with pytest.raises(cereal.StateError, match=r"environments of shape \(2,\), the source \(3,\)"):
+        many.next(state)
+    states = jax.vmap(few.init_state)(jax.random.split(jax.random.key(0), 4))
+    states = jax.vmap(few.set_policy_state)(states, {"stride": jnp.ones(4, jnp.int32)})
+    with pytest.raises(cereal.StateError, match=r"\(4, 2\), the source \(2,\).*jax\.vmap\(loader"):
+        few.next(states)
+    assert jax.vmap(few.next)(states)[0]["action"].shape == (4, 2)
+
+    def two(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
+        return policy_state["stride"] + policy_state["more"], policy_state
+
+    other = walk(two, {"stride": jnp.int32(1), "more": jnp.int32(1)}, num_envs=2)
+    with pytest.raises(cereal.StateError, match=r"for policies like \{stride: int32\[\]\}, this"):
+        other.next(state)
+
+
 def test_two_sources_of_one_state_are_set_apart() -> None:
     a, b = walk(), walk(stride, ONE)
     both = (a.init_state(0), b.init_state(1))

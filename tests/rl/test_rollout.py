@@ -355,6 +355,25 @@ def test_an_environment_is_reset_only_in_steps_that_end_an_episode() -> None:
     assert len(resets) == 1 + 2
 
 
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_an_environment_may_answer_with_plain_numbers(num_envs: int) -> None:
+    @cereal.pytree_dataclass
+    class Endless(Corridor):
+        def step(self, key: Any, state: Any, action: Any) -> Any:
+            return cereal.rl.Step(state * 1.0, state + action, 1, False, False, {"level": 2})
+
+    def forward(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
+        return jnp.int32(1), policy_state
+
+    loader = loader_of(cereal.rl.RolloutSource(Endless(), forward, None, num_envs=num_envs), 4)
+    batch, _, _ = loader.next_batch(loader.init_state(0))
+    shape = (4,) if num_envs == 1 else (4, num_envs)
+    assert not batch["done"].any()
+    assert not batch["info"]["truncated"].any()
+    for leaf in (batch["reward"], batch["done"], batch["info"]["level"], batch["next_state"]):
+        assert leaf.shape == shape
+
+
 def test_the_kit_holds() -> None:
     policy_state = {"stride": jnp.int32(1)}
     loader = cereal.DataLoader([walk(num_envs=2, steps_per_epoch=6), cereal.BatchTransform(3)])

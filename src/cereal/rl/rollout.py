@@ -219,7 +219,7 @@ class RolloutSource(Source[Transition]):
         new = moving.new_episode if self.heeds_new else jnp.zeros(self._lanes, jnp.bool_)
         action, extras, policy_state = act(observation, policy_state, new, keys[..., _POLICY])
         made = self._step_all(keys[..., _STEP], moving.environment, action)
-        done = made.done.astype(jnp.bool_)
+        done = jnp.asarray(made.done).astype(jnp.bool_)
         if self.begins_again:
             after = made.resumed
         else:
@@ -314,7 +314,7 @@ def _info(made: Step, done: Any) -> Any:
     if made.truncated is None:
         return made.info
     info = made.info if isinstance(made.info, dict) else {"info": made.info}
-    truncated = made.truncated.astype(jnp.bool_)
+    truncated = jnp.asarray(made.truncated).astype(jnp.bool_)
     return {**info, "terminated": done & ~truncated, "truncated": truncated}
 
 
@@ -366,5 +366,17 @@ def _checked_state(state: Any, source: RolloutSource) -> RolloutState:
         raise StateError(
             f"{source.label}: `state` must be what `init_state(key)` or the last step returned, "
             f"got {type(state).__name__}."
+        )
+    theirs, ours = state.new_episode.shape, source._lanes
+    if theirs != ours:
+        raise StateError(
+            f"{source.label}: the state has environments of shape {theirs}, the source {ours}; "
+            f"make a state with this source's `init_state(key)`. States of `jax.vmap` go into "
+            f"`jax.vmap(loader.next_batch)`."
+        )
+    if state.policy.spec != source.template:
+        raise StateError(
+            f"{source.label}: the state is for policies like {state.policy.spec}, this source for "
+            f"{source.template}; make a state with this source's `init_state(key)`."
         )
     return state
