@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import struct
 from functools import partial
 from pathlib import Path
@@ -12,19 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL.Image import open as image_of
+from tests.examples.running import EXAMPLES, example
 
 import cereal
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def example(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL.Image import open as image_of
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def example(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.examples.running import example
 
 
 def check(results: dict[str, np.ndarray], picture: Path, seeds: int, updates: int) -> None:

@@ -1,0 +1,19 @@
+"""Examples are files, not modules of a package: this loads one."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def example(name: str) -> Any:
+    """The module of an example, loaded anew."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
