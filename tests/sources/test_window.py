@@ -182,9 +182,7 @@ def test_gradients_flow_into_the_data() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_every_road_gives_from_a_file_what_it_gives_from_memory(
-    rule: dict[str, Any], folder: Path
-) -> None:
+def test_every_road_gives_from_a_file_what_memory_gives(rule: Any, folder: Path) -> None:
     stages = [BatchTransform(3, **rule), MapTransform(lambda w: (w[:, :-1], w[:, 1:] * 2))]
     loader = DataLoader([WindowSource(mapped(TOKENS, folder)[:12], 5), *stages])
     check_loader(loader, key=3)
