@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 import cereal
-from cereal.rl.gymnasium import GymnasiumSource
+from cereal.rl.gymnasium_source import GymnasiumSource
 
 KEY = jax.random.key(3)
 

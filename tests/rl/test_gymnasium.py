@@ -17,7 +17,7 @@ from tests.rl.loops import loop_episodes, per_column
 
 import cereal
 from cereal.rl.episodes import EpisodeStatisticsTransform
-from cereal.rl.gymnasium import GymnasiumSource
+from cereal.rl.gymnasium_source import GymnasiumSource
 
 CARTPOLE = "CartPole-v1"
 

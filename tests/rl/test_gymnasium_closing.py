@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests.rl.counting import KEY, Counting, Maker, first_batch, loader_of, stride
 
 import cereal
-from cereal.rl.gymnasium import GymnasiumSource
+from cereal.rl.gymnasium_source import GymnasiumSource
 
 
 def test_environments_that_were_made_are_closed_with_the_loader() -> None:

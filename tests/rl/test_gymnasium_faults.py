@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 import cereal
 from cereal import PipelineError, StateError, UsageError
-from cereal.rl.gymnasium import GymnasiumSource
+from cereal.rl.gymnasium_source import GymnasiumSource
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 ANEW = r"begin anew: `state = loader.init_state\(key\)`"

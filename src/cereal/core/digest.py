@@ -70,7 +70,7 @@ class _Digest:
         elif isinstance(value, Spec | np.dtype):
             self.word(str(value))
         elif isinstance(value, Function):
-            self.add(value.tree if value.fn is None else value.fn)
+            self.add(value.value)
         elif isinstance(value, set | frozenset):
             self.word("set", sorted(digest(each) for each in value))
         elif isinstance(value, tuple | list):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
-from .pytree import pytree_dataclass, static_field
+from .held import Held
+from .pytree import pytree_dataclass
 
 
 @pytree_dataclass
-class Function:
+class Function(Held):
     """A callable inside a pytree.
 
     A plain function is structure: compared by identity, so that the same function means the same
@@ -23,22 +23,18 @@ class Function:
     arrays are arguments like all others.
     """
 
-    tree: Any
-    fn: Callable[..., Any] | None = static_field(default=None)
-
     def __call__(self, *args: Any) -> Any:
-        return (self.tree if self.fn is None else self.fn)(*args)
+        return self.value(*args)
 
     @property
     def identity(self) -> Any:
         """What tells this function from others."""
-        return type(self.tree) if self.fn is None else self.fn
+        return type(self.tree) if self.fixed is None else self.fixed
 
     @property
     def name(self) -> str:
-        fn = self.tree if self.fn is None else self.fn
-        inner = getattr(fn, "func", fn)  # functools.partial
-        return getattr(inner, "__name__", type(fn).__name__)
+        inner = getattr(self.value, "func", self.value)  # functools.partial
+        return getattr(inner, "__name__", type(self.value).__name__)
 
 
 def as_function(fn: Any, owner: str) -> Function:
@@ -67,9 +63,8 @@ def takes_second(function: Function, name: str) -> bool:
 
     A second parameter counts if it has no default, or if it is called `name`.
     """
-    fn = function.tree if function.fn is None else function.fn
     try:
-        parameters = list(inspect.signature(fn).parameters.values())
+        parameters = list(inspect.signature(function.value).parameters.values())
     except (TypeError, ValueError):  # some built-ins have no signature; they take one value
         return False
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

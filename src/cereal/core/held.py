@@ -19,7 +19,8 @@ class Held:
     tree: Any
     fixed: Any = static_field(default=None)
 
-    def __call__(self) -> Any:
+    @property
+    def value(self) -> Any:
         """The object itself."""
         return self.tree if self.fixed is None else self.fixed
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from .errors import PipelineError
+
 
 def as_whole(value: Any) -> int | None:
     """An integer of any library as a Python one; None for all else, True and False included."""
@@ -14,3 +16,11 @@ def as_whole(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def as_count(value: Any, name: str, owner: str) -> int:
+    """A positive integer, or an error that names the argument."""
+    count = as_whole(value)
+    if count is None or count < 1:
+        raise PipelineError(f"{owner}: `{name}` must be a positive integer, got {value!r}.")
+    return count

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ..core.errors import PipelineError
-from ..core.numbers import as_whole
+from ..core.numbers import as_count
 from ..core.positional import IndexedSource
 from ..sources.window import WindowSource
 from .base import ArrayDataset
@@ -110,8 +110,7 @@ def _span(
     """Where a split begins and ends, the history of its first target included."""
     names = ("context_length", "prediction_length")
     for name, length in zip(names, lengths, strict=True):
-        if (as_whole(length) or 0) < 1:
-            raise PipelineError(f"{owner}: `{name}` must be a positive integer, got {length!r}.")
+        as_count(length, name, owner)
     train, val = fractions
     numbers = all(isinstance(part, numbers_abc.Real) for part in fractions)
     if not numbers or not (0 < train <= 1 and 0 <= val < 1 and train + val <= 1):

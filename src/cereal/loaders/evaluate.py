@@ -123,7 +123,7 @@ def _apart(
     function: Function, lift: bool
 ) -> tuple[Identity | None, Any, Callable[[Any], Function]]:
     """What tells a program of this function, what to pass to it, and the function from that."""
-    fn = function.tree if function.fn is None else function.fn
+    fn = function.value
     found = lifted(fn) if lift else None
     if found is None:
         return identity_of(fn), None, lambda _: function

@@ -14,9 +14,9 @@ from .episodes import EpisodeStatisticsTransform as EpisodeStatisticsTransform
 from .episodes import episode_statistics as episode_statistics
 from .episodes import episode_summary as episode_summary
 from .episodes import first_episodes as first_episodes
-from .gymnasium import GymnasiumSource as GymnasiumSource
-from .gymnax import GymnaxSource as GymnaxSource
-from .gymnax_shape import GymnaxEnvironment as GymnaxEnvironment
+from .gymnasium_source import GymnasiumSource as GymnasiumSource
+from .gymnax import GymnaxEnvironment as GymnaxEnvironment
+from .gymnax_source import GymnaxSource as GymnaxSource
 from .jumanji import JumanjiEnvironment as JumanjiEnvironment
 from .navix import NavixEnvironment as NavixEnvironment
 from .policy_state import get_policy_state as get_policy_state

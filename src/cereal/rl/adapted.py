@@ -17,7 +17,7 @@ class Adapted:
     @property
     def env(self) -> Any:
         """The environment inside."""
-        return self.held()
+        return self.held.value
 
     @property
     def name(self) -> str:

@@ -1,210 +1,335 @@
-"""Rollouts of gymnasium environments: Python runs them, compiled programs call it."""
+"""Environments that Python runs, inside of compiled programs, and where they are.
+
+    a state of the loader holds [ generation | steps made ], which must be where they are:
+
+    init_state ──► begin(seed)             a new generation, no steps
+    a step     ──► advance(place, action)  the same generation, a step more
+
+A compiled program may run again from an old state; these environments cannot go back. So a state
+that is not of here and now is refused, and never gives the data of another place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+import itertools
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
 
-from ..core.callback import raising
-from ..core.capture import eager
-from ..core.errors import PipelineError
-from ..core.extras import needs
-from ..core.numbers import as_whole
-from ..core.pytree import pytree_dataclass
-from ..core.source import Mask
+from ..core.callback import as_numpy, forget_kept, guarded
+from ..core.errors import PipelineError, StateError, UsageError
+from ..core.host_data import HostData, living
+from ..core.spec import Spec, format_spec
 from .environment import Step
-from .host_environments import GymnasiumEnvironments, Parts
-from .rollout import RolloutSource, RolloutState, Transition
 
-_OWNER = "GymnasiumSource"
-_SAME_STEP = (
-    'gymnasium.make_vec("CartPole-v1", num_envs=8, vector_kwargs={"autoreset_mode": '
-    "gymnasium.vector.AutoresetMode.SAME_STEP})"
-)
+_NOWHERE = 0  # the generation of a state that a failed step gave
+# From anywhere: a state that another process saved is of no generation of this one.
+_generations = itertools.count(secrets.randbits(32))
+_PLACE = jax.ShapeDtypeStruct((2,), jnp.uint32)
+_ANEW = "begin anew: `state = loader.init_state(key)`, and set the policy state again"
 
 
-@pytree_dataclass
-class GymnasiumSource(RolloutSource):
-    """Transitions of a policy in gymnasium environments, which run in Python, on the host.
+class Parts(NamedTuple):
+    """What a vector environment is made of, as gymnasium tells it."""
 
-        compiled:  observation ──policy──► action ─┐   ┌─► reward, next observation, done
-        Python:                                    └───┴── envs.step
+    envs: Any
+    observations: Any  # the space of one observation
+    actions: Any  # the space of one action
+    resets_itself: bool
 
-    `envs` is a `gymnasium.vector.VectorEnv`, which stays yours to close; or the id of an
-    environment, or a function that makes one: then `num_envs` of them run in one process, and are
-    closed with the loader. A vector environment must reset itself in the same step
-    (`AutoresetMode.SAME_STEP`) or not at all (`DISABLED`). For the policy and its state see
-    `cereal.rl.RolloutSource`; it works in `iterate`, `jit` and `scan_epoch` alike, not in `vmap`,
-    and no gradient passes through an environment.
 
-    The environments are not part of the state: a state can be used once, at the place where they
-    are, and an old or saved one is refused. `init_state` begins anew, and the same key begins the
-    same episodes. `info` holds `terminated` and `truncated`, never both, and nothing else: what
-    environments tell in their own `info` has no fixed form. 64-bit observations become 32-bit
-    ones, as JAX has them. Actions are numbers of the action space, so those of
-    `Discrete(3, start=1)` begin with 1.
+class GymnasiumEnvironments(HostData):
+    """A vector environment of gymnasium that goes on from state to state, and never back.
 
-    >>> import cereal, jax, jax.numpy as jnp
-    >>> def policy_step(observation, policy_state, new_episode, key):
-    ...     return jax.random.categorical(key, observation @ policy_state["params"]), policy_state
-    >>> policy_state = {"params": jnp.zeros((4, 2))}
-    >>> source = cereal.rl.GymnasiumSource("CartPole-v1", policy_step, policy_state, num_envs=2)
-    >>> with cereal.DataLoader([source, cereal.BatchTransform(16)]) as loader:
-    ...     state = loader.set_policy_state(loader.init_state(jax.random.key(0)), policy_state)
-    ...     batch, state, mask = loader.next_batch(state)
-    >>> batch["state"].shape, sorted(batch["info"])
-    ((16, 2, 4), ['terminated', 'truncated'])
+    To a RolloutSource it is an `Environment` by its shapes alone; programs call `begin_all` and
+    `step_all`, which call `begin` and `advance` in Python.
     """
 
-    def __init__(
-        self,
-        envs: Any,
-        policy_step_fn: Callable[[Any, Any, Any, Any], tuple[Any, Any]],
-        policy_state_template: Any,
-        steps_per_epoch: int = 1024,
-        num_envs: int | None = None,
-        policy_state_axes: Any = None,
-    ) -> None:
-        environments = _environments(envs, num_envs)
+    def __init__(self, make: Callable[[], Parts], name: str, ours: bool) -> None:
+        super().__init__()
+        self.name, self._ours, self._make = name, ours, make
+        self._lock = threading.Lock()
+        self._generation, self._steps, self._failure = _NOWHERE, 0, ""
+        parts = make()
+        self._parts: Parts | None = parts
+        self.num_envs = int(parts.envs.num_envs)
+        self._to_close: list[Any] = [parts.envs] if ours else []
+        weakref.finalize(self, _end, self._to_close, self.number)
         try:
-            super().__init__(
-                environments,
-                policy_step_fn,
-                policy_state_template,
-                steps_per_epoch,
-                environments.num_envs,
-                policy_state_axes,
-            )
-        except BaseException:
-            environments.close()
+            self.observation = Spec(spec_of_space(parts.observations, "an observation", name))
+            self.action = Spec(spec_of_space(parts.actions, "an action", name))
+        except PipelineError:
+            self.close()
             raise
 
+    # As one environment of an `Environment`: shapes, when a pipeline is built
+
+    def reset(self, key: Any) -> tuple[Any, Any]:
+        """What one environment shows first, as zeros."""
+        del key
+        return self.observation.zeros(), jnp.zeros(_PLACE.shape, _PLACE.dtype)
+
+    def step(self, key: Any, state: Any, action: Any) -> Step:
+        """What a step of one environment gives, as zeros."""
+        del key, action
+        seen, no = self.observation.zeros(), jnp.bool_(False)
+        return Step(seen, state, jnp.float32(0), no, no, {}, (seen, state))
+
+    def action_spec(self) -> Any:
+        """One action, as gymnasium's space says it."""
+        return self.action.tree
+
+    # Called while a program is traced
+
     @property
-    def callbacks(self) -> tuple[Any, ...]:
-        return (self.env().identity,)
+    def identity(self) -> Any:
+        """What tells the callbacks of these environments from others."""
+        return ("gymnasium", self.number)
+
+    def begin_all(self, seed: Any) -> tuple[Any, Any]:
+        """All environments at their first observation: (observation, place)."""
+        return self._called("begin", (self._all_of(self.observation), _PLACE), seed)
+
+    def step_all(self, place: Any, action: Any) -> Step:
+        """One step of all environments."""
+        seen = self._all_of(self.observation)
+        reward, flag = (jax.ShapeDtypeStruct(self._lanes, dtype) for dtype in (np.float32, bool))
+        promised = (seen, seen, reward, flag, flag, _PLACE)
+        made = self._called("advance", promised, place, action)
+        last, first, reward, terminated, truncated, after = made
+        done = terminated | truncated
+        # A time limit that strikes when the episode ends anyhow truncates nothing.
+        return Step(last, after, reward, done, truncated & ~terminated, {}, (first, after))
+
+    def _called(self, method: str, promised: Any, *args: Any) -> Any:
+        number, spec = self.number, Spec(promised)  # programs must not keep the environments
+
+        def call(*args: Any) -> Any:
+            return getattr(living(number), method)(*as_numpy(args))
+
+        call = guarded(call, self.identity, lambda *_: spec.zeros())
+        return io_callback(call, promised, *args, ordered=True)
+
+    @property
+    def _lanes(self) -> tuple[int, ...]:
+        return () if self.num_envs == 1 else (self.num_envs,)
+
+    def _all_of(self, spec: Spec) -> Any:
+        return spec.tree if self.num_envs == 1 else spec.batched(self.num_envs).tree
+
+    # Called by programs, in Python
+
+    def begin(self, seed: Any) -> tuple[Any, Any]:
+        """Resets all environments, with `seed`, `seed + 1`, ..., as a new generation."""
+        with self._lock:
+            self._generation = next(_generations) % 0xFFFF_FFFF + 1
+            self._steps, self._failure = 0, ""
+            try:
+                with jax.no_execution():
+                    parts = self._opened()
+                    found = parts.envs.reset(seed=int(seed))[0]
+                    return self._one(self._observed(parts, found, "reset")), self._place
+            except BaseException as error:
+                self._failed(error, "`reset`")
+                raise
+
+    def advance(self, place: Any, action: Any) -> tuple[Any, ...]:
+        """One step from a place: the last observation and the next one, reward, ends, place."""
+        with self._lock:
+            self._check(int(place[0]), int(place[1]))
+            try:
+                with jax.no_execution():
+                    made = self._stepped(self._opened(), action)
+            except BaseException as error:
+                self._failed(error, f"step {self._steps}")
+                raise
+            self._steps += 1
+            return *(self._one(part) for part in made), self._place
 
     def close(self) -> None:
-        """Closes the environments that the source made; `init_state` makes them again."""
-        self.env().close()
+        """Closes what is ours; a new beginning makes it again."""
+        with self._lock:
+            if self._ours:
+                self._parts = None
+                _end(self._to_close, self.number)
 
-    def init_state(self, key: Any) -> RolloutState:
-        """Environments at the beginning of their first episodes; states made before end here."""
-        with raising(self.callbacks):
-            if eager():
-                jax.effects_barrier()  # steps that programs were asked for come before
-            return super().init_state(key)
-
-    def step(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
-        transition, mask, state = super().step(state)
-        return transition, mask & _went_on(state), state
-
-    def step_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
-        transitions, mask, state = super().step_many(state, n)
-        return transitions, mask & _went_on(state), state
-
-    def _reset_all(self, keys: Any) -> tuple[Any, Any]:
-        # Gymnasium takes one seed and counts up from it, so the first environment's key is enough;
-        # two bits are left for counting, since some environments take 31.
-        word = jax.random.key_data(keys).reshape(-1)[0]
-        return self.env().begin_all(word >> 2)
-
-    def _step_all(self, keys: Any, state: Any, action: Any) -> Step:
-        del keys  # gymnasium draws its own numbers
-        return self.env().step_all(state, action)
-
-
-def _went_on(state: RolloutState) -> Any:
-    """Whether no step failed: one that did leaves a place that is nowhere."""
-    return state.environment[0] != jnp.uint32(0)
-
-
-def _environments(envs: Any, num_envs: Any) -> GymnasiumEnvironments:
-    gymnasium = needs("gymnasium", "rl", _OWNER)
-    count = None if num_envs is None else as_whole(num_envs)
-    if num_envs is not None and (count is None or count < 1):
-        raise PipelineError(f"{_OWNER}: `num_envs` must be a positive integer, got {num_envs!r}.")
-    if isinstance(envs, gymnasium.vector.VectorEnv):
-        if count not in (None, envs.num_envs):
-            raise PipelineError(
-                f"{_OWNER}: `envs` has {envs.num_envs} environments, and `num_envs` is {count}; "
-                f"leave `num_envs` out."
-            )
-        parts = _parts(gymnasium, envs)
-        return GymnasiumEnvironments(lambda: parts, _name(envs), ours=False)
-    if isinstance(envs, gymnasium.Env) or not (isinstance(envs, str) or callable(envs)):
-        raise PipelineError(
-            f"{_OWNER}: `envs` must be a `gymnasium.vector.VectorEnv`, the id of an environment, "
-            f"or a function that makes one, got {type(envs).__name__}; write "
-            f'`{_OWNER}("CartPole-v1", ..., num_envs=8)`, or `lambda: MyEnv()` for the id.'
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            f"{self.name} is running here, and cannot be copied or sent to another process; build "
+            f"the source where it is needed."
         )
-    made_by = partial(gymnasium.make, envs) if isinstance(envs, str) else envs
-    name = envs if isinstance(envs, str) else getattr(envs, "__name__", type(envs).__name__)
-    make = partial(_make, gymnasium, made_by, name, count or 1)
-    return GymnasiumEnvironments(make, name, ours=True)
 
+    def _opened(self) -> Parts:
+        if self._parts is None:
+            self._parts = self._make()
+            self._to_close.append(self._parts.envs)
+        return self._parts
 
-def _make(gymnasium: Any, make_one: Callable[[], Any], name: str, count: int) -> Parts:
-    made: list[Any] = []
-    try:
-        for _ in range(count):
-            made.append(_made(gymnasium, make_one, name, made))
-        # Gymnasium writes the mode into what all environments of a class share: put that back.
-        shared, was = made[0].metadata, dict(made[0].metadata)
-        envs = gymnasium.vector.SyncVectorEnv(
-            [lambda env=env: env for env in made],
-            copy=False,  # what it shows is copied by us
-            autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
-        )
-        envs.metadata = dict(shared)
-        shared.clear()
-        shared.update(was)
-        return _parts(gymnasium, envs)
-    except BaseException:
-        for env in made:
-            env.close()
-        raise
+    @property
+    def _place(self) -> np.ndarray:
+        return np.array([self._generation, self._steps & 0xFFFF_FFFF], np.uint32)
 
+    def _one(self, tree: Any) -> Any:
+        """Without the axis of environments, if there is one environment."""
+        return jax.tree.map(lambda x: x[0], tree) if self.num_envs == 1 else tree
 
-def _made(gymnasium: Any, make_one: Callable[[], Any], name: str, others: list[Any]) -> Any:
-    try:
-        env = make_one()
-    except Exception as error:
+    def _failed(self, error: BaseException, where: str) -> None:
         first = str(error).strip().partition("\n")[0]
-        raise PipelineError(
-            f"{_OWNER}: {name} could not be made: {type(error).__name__}: {first}"
-        ) from error
-    if not isinstance(env, gymnasium.Env):
-        raise PipelineError(
-            f"{_OWNER}: the function {name} must make one `gymnasium.Env`, made "
-            f"{type(env).__name__}; a vector environment is passed itself, not as a function."
+        self._failure = f"{where} failed with {type(error).__name__}: {first}"
+        error.add_note(
+            f"raised in {where} of {self.name}, whose observations are "
+            f"{format_spec(self.observation.tree)} and whose actions are "
+            f"{format_spec(self.action.tree)}, per environment"
         )
-    if any(env is other for other in others):
-        raise PipelineError(
-            f"{_OWNER}: the function {name} returned the same environment twice; it must make a "
-            f"new one at every call."
+        if isinstance(error, RuntimeError) and "no_execution" in first:
+            error.add_note(
+                "an environment that computes with JAX cannot run inside of a compiled program; "
+                "write it as a `cereal.rl.Environment` for a RolloutSource."
+            )
+
+    def _check(self, generation: int, steps: int) -> None:
+        """That a state is where the environments are."""
+        here = self._steps & 0xFFFF_FFFF
+        if generation == self._generation and steps == here and not self._failure:
+            if self._parts is None:
+                raise StateError(
+                    f"{self.name} was closed, and a state does not outlive it; {_ANEW}."
+                )
+            return
+        if self._failure and generation in (_NOWHERE, self._generation):
+            raise StateError(f"{self.name} stopped: {self._failure}; {_ANEW}.")
+        if generation != self._generation:
+            raise StateError(
+                f"this state is not of the episodes that {self.name} is playing: since it was "
+                f"made, `init_state` was called again, or it comes from another source or "
+                f"process, or from a step that failed. Environments that Python runs cannot be "
+                f"resumed; {_ANEW}."
+            )
+        raise StateError(
+            f"this state was used already: it is of step {steps}, and {self.name} is at step "
+            f"{here}. Environments that Python runs cannot go back: go on with the state that the "
+            f"last step returned (one iterator at a time, and no padded batches), or {_ANEW}."
         )
-    return env
 
+    def _stepped(self, parts: Parts, action: Any) -> tuple[Any, ...]:
+        action = jax.tree.map(lambda x: x[None], action) if self.num_envs == 1 else action
+        envs = parts.envs
+        made = envs.step(map_space(_as_action, parts.actions, action))
+        observed, reward, terminated, truncated, info = made
+        first = last = self._observed(parts, observed, "step")
+        reward = self._numbers(reward, np.float32, "rewards")
+        terminated = self._numbers(terminated, np.bool_, "terminations")
+        truncated = self._numbers(truncated, np.bool_, "truncations")
+        done = terminated | truncated
+        if done.any() and parts.resets_itself:
+            last = jax.tree.map(np.copy, first)
+            for lane in np.flatnonzero(done):
+                self._write_last(parts, last, info, int(lane))
+        elif done.any():
+            found = envs.reset(options={"reset_mask": done.copy()})[0]
+            first = self._observed(parts, found, "reset")
+        return last, first, reward, terminated, truncated
 
-def _parts(gymnasium: Any, envs: Any) -> Parts:
-    modes = gymnasium.vector.AutoresetMode
-    # Not `metadata` first: environments of one class share it, and the last one made writes it.
-    told = getattr(envs.unwrapped, "autoreset_mode", envs.metadata.get("autoreset_mode"))
-    mode = modes(told) if told is not None else None
-    if mode not in (modes.SAME_STEP, modes.DISABLED):
-        how = "does not tell when it resets" if mode is None else "resets in the step after an end"
-        raise PipelineError(
-            f"{_OWNER}: {_name(envs)} {how} (`AutoresetMode.NEXT_STEP`, gymnasium's default), and "
-            f"such a step is no transition; write `{_SAME_STEP}`."
+    def _write_last(self, parts: Parts, last: Any, info: Any, lane: int) -> None:
+        found = info.get("final_obs")
+        found = None if found is None else found[lane]
+        if found is None:
+            raise PipelineError(
+                f"{self.name} says that it resets itself in the same step, but an episode of "
+                f"environment {lane} ended and there is no last observation in "
+                f'`info["final_obs"]`.'
+            )
+        one = map_space(
+            lambda space, x: self._array(space, x, (), "final_obs"), parts.observations, found
         )
-    observations, actions = envs.single_observation_space, envs.single_action_space
-    return Parts(envs, observations, actions, mode is modes.SAME_STEP)
+
+        def write(all_of_them: np.ndarray, row: np.ndarray) -> None:
+            all_of_them[lane] = row
+
+        jax.tree.map(write, last, one)
+
+    def _observed(self, parts: Parts, found: Any, what: str) -> Any:
+        axes = (self.num_envs,)
+        return map_space(
+            lambda space, x: self._array(space, x, axes, what), parts.observations, found
+        )
+
+    def _array(self, space: Any, found: Any, axes: tuple[int, ...], what: str) -> np.ndarray:
+        """A part of an observation, as its space and JAX have it; a copy, ours to keep."""
+        array = np.asarray(found)
+        shape = (*axes, *space.shape)
+        if array.shape != shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
+            wanted = jax.ShapeDtypeStruct(shape, space.dtype)
+            raise PipelineError(
+                f"`{what}` of {self.name} gave {format_spec(array)}, but its observation space "
+                f"promises {format_spec(wanted)}; correct the space or the environment."
+            )
+        return np.array(array, jax.dtypes.canonicalize_dtype(space.dtype))
+
+    def _numbers(self, found: Any, dtype: Any, what: str) -> np.ndarray:
+        array = np.asarray(found)
+        if array.shape != (self.num_envs,):
+            raise PipelineError(
+                f"`step` of {self.name} gave {what} of shape {array.shape}; it must give one per "
+                f"environment, ({self.num_envs},)."
+            )
+        return array.astype(dtype)
 
 
-def _name(envs: Any) -> str:
-    spec = getattr(envs, "spec", None)
-    return type(envs.unwrapped).__name__ if spec is None else spec.id
+def _end(envs: list[Any], number: int) -> None:
+    forget_kept(number)
+    while envs:
+        envs.pop().close()
+
+
+def map_space(fn: Callable[..., Any], space: Any, *values: Any) -> Any:
+    """Calls `fn(space, *values)` for the parts of a space of dicts and tuples."""
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, Mapping):
+        return {key: map_space(fn, part, *(v[key] for v in values)) for key, part in parts.items()}
+    if parts is not None:
+        each = enumerate(parts)
+        return tuple(map_space(fn, part, *(v[i] for v in values)) for i, part in each)
+    return fn(space, *values)
+
+
+_ARRAYS = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple")
+
+
+def spec_of_space(space: Any, what: str, name: str) -> Any:
+    """The shapes and dtypes of a space's elements, as JAX has them."""
+    names = [kind.__name__ for kind in type(space).__mro__]
+    if not any(kind in names for kind in _ARRAYS):
+        raise PipelineError(
+            f"GymnasiumSource: {what} of {name} is {type(space).__name__}, which is no array of "
+            f"one shape; a program can hold {', '.join(_ARRAYS)}. Wrap the environment so that it "
+            f"shows one of them."
+        )
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, Mapping):
+        return {key: spec_of_space(part, f"{what} at {key!r}", name) for key, part in parts.items()}
+    if parts is not None:
+        each = enumerate(parts)
+        return tuple(spec_of_space(part, f"{what} at {i}", name) for i, part in each)
+    return jax.ShapeDtypeStruct(space.shape, jax.dtypes.canonicalize_dtype(space.dtype))
+
+
+def _as_action(space: Any, found: np.ndarray) -> np.ndarray:
+    """An action as its space has it; a copy, the environment's to keep."""
+    start = getattr(space, "start", None)
+    if start is not None:  # numbers of actions: Discrete and MultiDiscrete
+        count = getattr(space, "nvec", None)
+        end = start + (space.n if count is None else count)
+        if ((found < start) | (found >= end)).any():
+            raise PipelineError(
+                f"the policy gave the action {found.tolist()}, outside of {space}, whose actions "
+                f"are {np.asarray(start).tolist()} to {np.asarray(end - 1).tolist()}."
+            )
+    return np.array(found, space.dtype)

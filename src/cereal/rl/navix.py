@@ -58,7 +58,7 @@ class NavixEnvironment(Adapted):
     @property
     def env(self) -> Any:
         """The environment inside."""
-        held = self.held()
+        held = self.held.value
         return held.value if isinstance(held, _Same) else held
 
     def reset(self, key: Any) -> tuple[Any, Any]:

@@ -17,13 +17,14 @@ import jax.numpy as jnp
 
 from ..core.errors import PipelineError
 from ..core.function import Function, as_function
+from ..core.numbers import as_count
 from ..core.positional import Positional
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import Source
 from ..core.spec import format_spec
 from ..core.stage import Stage
 from .policy_stage import policy_stage
-from .returns import as_count, as_fraction, gae, n_step_returns, reward_to_go
+from .returns import as_fraction, gae, n_step_returns, reward_to_go
 
 
 class SegmentStage(Stage[Any, Any]):

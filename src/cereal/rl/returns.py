@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from ..core.errors import PipelineError, UsageError
-from ..core.numbers import as_whole
+from ..core.numbers import as_count
 from ..core.spec import at_least_float32, format_spec
 
 
@@ -298,11 +298,3 @@ def as_fraction(value: Any, name: str, owner: str) -> Any:
     if not 0 <= float(value) <= 1:
         raise PipelineError(f"{wrong}{value}.")
     return value if isinstance(value, jax.Array) else float(value)
-
-
-def as_count(value: Any, name: str, owner: str) -> int:
-    """A positive integer."""
-    count = as_whole(value)
-    if count is None or count < 1:
-        raise PipelineError(f"{owner}: `{name}` must be a positive integer, got {value!r}.")
-    return count

@@ -22,7 +22,7 @@ from ..core.errors import PipelineError, StateError
 from ..core.execute import many_steps, run_many, run_next
 from ..core.function import Function
 from ..core.held import Held, hold
-from ..core.numbers import as_whole
+from ..core.numbers import as_count
 from ..core.policy import PolicySlot, empty_slot, get_policy_state, set_policy_state
 from ..core.pytree import pytree_dataclass, set_copy, set_fields, static_field
 from ..core.source import Mask, Source
@@ -40,6 +40,7 @@ from .promises import (
     resets_for_long,
     stepped,
 )
+from .returns import over
 from .transition import RolloutState, Transition
 
 _POLICY, _STEP, _RESET, _FIRST = range(4)  # what a key of a step is for
@@ -96,8 +97,8 @@ class RolloutSource(Source[Transition]):
         policy_state_axes: Any = None,
     ) -> None:
         owner = type(self).__name__
-        steps = _positive("steps_per_epoch", steps_per_epoch, owner)
-        count = _positive("num_envs", num_envs, owner)
+        steps = as_count(steps_per_epoch, "steps_per_epoch", owner)
+        count = as_count(num_envs, "num_envs", owner)
         policy = as_policy(policy_step_fn, owner)
         template = as_template(policy_state_template, owner)
         set_fields(
@@ -115,7 +116,7 @@ class RolloutSource(Source[Transition]):
         )
         made = self._one_environment(owner)
         begins_again = made.resumed is not None
-        long_reset = not begins_again and resets_for_long(self.env())
+        long_reset = not begins_again and resets_for_long(self.env.value)
         set_fields(self, begins_again=begins_again, long_reset=long_reset)
         set_fields(self, spec=self._spec(owner))
 
@@ -127,11 +128,11 @@ class RolloutSource(Source[Transition]):
     @property
     def label(self) -> str:
         many = "" if self.num_envs == 1 else f", num_envs={self.num_envs}"
-        return f"{type(self).__name__}({name_of(self.env())}{many})"
+        return f"{type(self).__name__}({name_of(self.env.value)}{many})"
 
     def _one_environment(self, owner: str) -> Step:
         """Checks policy and environment together; the shapes of one step."""
-        env = self.env()
+        env = self.env.value
         observation, state = first_of(env, owner)
         leaves = [
             leaf if axis is None else _without(leaf, axis)
@@ -277,11 +278,11 @@ class RolloutSource(Source[Transition]):
         return () if self.num_envs == 1 else (self.num_envs,)
 
     def _reset_all(self, keys: Any) -> tuple[Any, Any]:
-        reset = self.env().reset
+        reset = self.env.value.reset
         return reset(keys) if self.num_envs == 1 else jax.vmap(reset)(keys)
 
     def _step_all(self, keys: Any, state: Any, action: Any) -> Step:
-        step = self.env().step
+        step = self.env.value.step
         return (step if self.num_envs == 1 else jax.vmap(step))(keys, state, action)
 
     def _draw(self, keys: Any, steps: Any, n: int, purposes: tuple[int, ...]) -> Any:
@@ -325,7 +326,7 @@ def _as_keys(words: Any) -> Any:
 def _where(done: Any, fresh: Any, going: Any) -> Any:
     def pick(a: Any, b: Any) -> Any:
         a, b = jnp.asarray(a), jnp.asarray(b)
-        return jnp.where(done.reshape(done.shape + (1,) * (b.ndim - done.ndim)), a, b)
+        return jnp.where(over(done, b), a, b)
 
     return jax.tree.map(pick, fresh, going)
 
@@ -336,13 +337,6 @@ def _strong(tree: Any) -> Any:
 
 def _without(leaf: Any, axis: int) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape[:axis] + leaf.shape[axis + 1 :], leaf.dtype)
-
-
-def _positive(name: str, value: Any, owner: str) -> int:
-    number = as_whole(value)
-    if number is None or number < 1:
-        raise PipelineError(f"{owner}: `{name}` must be a positive integer, got {value!r}.")
-    return number
 
 
 def _checked(env: Any, owner: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import PipelineError
-from ..core.numbers import as_whole
+from ..core.numbers import as_count
 from ..core.ordering import Order, Sequential, as_order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import Spec, as_override
@@ -49,13 +49,8 @@ class DiskSampleSource(ByElement[Any]):
         ordering: Any = "shuffle",
         prefetch_size: int = 64,
     ) -> None:
-        n, ahead = as_whole(length), as_whole(prefetch_size)
-        if n is None or n < 1:
-            raise PipelineError(f"{_OWNER}: `length` must be a positive integer, got {length!r}.")
-        if ahead is None or ahead < 1:
-            raise PipelineError(
-                f"{_OWNER}: `prefetch_size` must be a positive integer, got {prefetch_size!r}."
-            )
+        n = as_count(length, "length", _OWNER)
+        ahead = as_count(prefetch_size, "prefetch_size", _OWNER)
         if not callable(sample_fn):
             raise PipelineError(
                 f"{_OWNER}: `sample_fn` must be a function from an index to an element, got "

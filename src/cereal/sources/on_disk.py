@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..core.errors import PipelineError
-from ..core.numbers import as_whole
+from ..core.numbers import as_count
 from ..core.positional import IndexedSource
 from .array import ArraySampleSource
 from .memmap import MemmapSource
@@ -23,11 +22,7 @@ def source_on_disk(
 
     JAX takes the memory of an aligned, mapped file as an array without copying it.
     """
-    ahead = as_whole(prefetch_size)
-    if ahead is None or ahead < 1:
-        raise PipelineError(
-            f"{owner}: `prefetch_size` must be a positive integer, got {prefetch_size!r}."
-        )
+    ahead = as_count(prefetch_size, "prefetch_size", owner)
     if jax.default_backend() == "cpu":
         taken = jax.tree.map(lambda x: jax.device_put(x, may_alias=True), arrays)
         if all(map(_same_memory, jax.tree.leaves(taken), jax.tree.leaves(arrays))):

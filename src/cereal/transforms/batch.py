@@ -13,7 +13,7 @@ import numpy as np
 from ..core.errors import PipelineError
 from ..core.host_data import HostFunction
 from ..core.host_stage import as_host_function, below_host_stage, in_short, stack_batches
-from ..core.numbers import as_whole
+from ..core.numbers import as_count
 from ..core.position import Remainder, steps_in
 from ..core.positional import Positional
 from ..core.pytree import pytree_dataclass, set_fields, static_field
@@ -60,11 +60,7 @@ class BatchTransform(Transform[Any, Any]):
         pad_last_batch: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        size = as_whole(batch_size)
-        if size is None or size < 1:
-            raise PipelineError(
-                f"BatchTransform: `batch_size` must be a positive integer, got {batch_size!r}."
-            )
+        size = as_count(batch_size, "batch_size", "BatchTransform")
         if drop_last and pad_last_batch:
             raise PipelineError(
                 "BatchTransform: `drop_last=True` and `pad_last_batch=True` contradict each "

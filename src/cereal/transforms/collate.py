@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ..core.errors import PipelineError
-from ..core.numbers import as_whole
+from ..core.numbers import as_count
 from ..core.reading import reading
 from ..core.taken import as_array, canonical, is_leaf
 
@@ -33,12 +33,7 @@ def pad_collate(
     >>> batch["values"].tolist(), batch["lengths"].tolist()
     ([[5, 7, 0, 0], [1, 2, 3, 0]], [2, 3])
     """
-    most = as_whole(max_length)
-    if most is None or most < 1:
-        raise PipelineError(
-            f"pad_collate: `max_length` must be a positive integer, got {max_length!r}."
-        )
-    return PadCollate(most, value, truncate)
+    return PadCollate(as_count(max_length, "max_length", "pad_collate"), value, truncate)
 
 
 class PadCollate:

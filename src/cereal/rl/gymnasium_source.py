@@ -1,0 +1,208 @@
+"""Rollouts of gymnasium environments: Python runs them, compiled programs call it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core.callback import raising
+from ..core.capture import eager
+from ..core.errors import PipelineError
+from ..core.extras import needs
+from ..core.numbers import as_count
+from ..core.pytree import pytree_dataclass
+from ..core.source import Mask
+from .environment import Step
+from .gymnasium import GymnasiumEnvironments, Parts
+from .rollout import RolloutSource, RolloutState, Transition
+
+_OWNER = "GymnasiumSource"
+_SAME_STEP = (
+    'gymnasium.make_vec("CartPole-v1", num_envs=8, vector_kwargs={"autoreset_mode": '
+    "gymnasium.vector.AutoresetMode.SAME_STEP})"
+)
+
+
+@pytree_dataclass
+class GymnasiumSource(RolloutSource):
+    """Transitions of a policy in gymnasium environments, which run in Python, on the host.
+
+        compiled:  observation ──policy──► action ─┐   ┌─► reward, next observation, done
+        Python:                                    └───┴── envs.step
+
+    `envs` is a `gymnasium.vector.VectorEnv`, which stays yours to close; or the id of an
+    environment, or a function that makes one: then `num_envs` of them run in one process, and are
+    closed with the loader. A vector environment must reset itself in the same step
+    (`AutoresetMode.SAME_STEP`) or not at all (`DISABLED`). For the policy and its state see
+    `cereal.rl.RolloutSource`; it works in `iterate`, `jit` and `scan_epoch` alike, not in `vmap`,
+    and no gradient passes through an environment.
+
+    The environments are not part of the state: a state can be used once, at the place where they
+    are, and an old or saved one is refused. `init_state` begins anew, and the same key begins the
+    same episodes. `info` holds `terminated` and `truncated`, never both, and nothing else: what
+    environments tell in their own `info` has no fixed form. 64-bit observations become 32-bit
+    ones, as JAX has them. Actions are numbers of the action space, so those of
+    `Discrete(3, start=1)` begin with 1.
+
+    >>> import cereal, jax, jax.numpy as jnp
+    >>> def policy_step(observation, policy_state, new_episode, key):
+    ...     return jax.random.categorical(key, observation @ policy_state["params"]), policy_state
+    >>> policy_state = {"params": jnp.zeros((4, 2))}
+    >>> source = cereal.rl.GymnasiumSource("CartPole-v1", policy_step, policy_state, num_envs=2)
+    >>> with cereal.DataLoader([source, cereal.BatchTransform(16)]) as loader:
+    ...     state = loader.set_policy_state(loader.init_state(jax.random.key(0)), policy_state)
+    ...     batch, state, mask = loader.next_batch(state)
+    >>> batch["state"].shape, sorted(batch["info"])
+    ((16, 2, 4), ['terminated', 'truncated'])
+    """
+
+    def __init__(
+        self,
+        envs: Any,
+        policy_step_fn: Callable[[Any, Any, Any, Any], tuple[Any, Any]],
+        policy_state_template: Any,
+        steps_per_epoch: int = 1024,
+        num_envs: int | None = None,
+        policy_state_axes: Any = None,
+    ) -> None:
+        environments = _environments(envs, num_envs)
+        try:
+            super().__init__(
+                environments,
+                policy_step_fn,
+                policy_state_template,
+                steps_per_epoch,
+                environments.num_envs,
+                policy_state_axes,
+            )
+        except BaseException:
+            environments.close()
+            raise
+
+    @property
+    def callbacks(self) -> tuple[Any, ...]:
+        return (self.env.value.identity,)
+
+    def close(self) -> None:
+        """Closes the environments that the source made; `init_state` makes them again."""
+        self.env.value.close()
+
+    def init_state(self, key: Any) -> RolloutState:
+        """Environments at the beginning of their first episodes; states made before end here."""
+        with raising(self.callbacks):
+            state = super().init_state(key)
+            # Python has reset them, or has failed, when the state is handed out.
+            return jax.block_until_ready(state) if eager() else state
+
+    def step(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
+        transition, mask, state = super().step(state)
+        return transition, mask & _went_on(state), state
+
+    def step_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
+        transitions, mask, state = super().step_many(state, n)
+        return transitions, mask & _went_on(state), state
+
+    def _reset_all(self, keys: Any) -> tuple[Any, Any]:
+        # Gymnasium takes one seed and counts up from it, so the first environment's key is enough;
+        # two bits are left for counting, since some environments take 31.
+        word = jax.random.key_data(keys).reshape(-1)[0]
+        return self.env.value.begin_all(word >> 2)
+
+    def _step_all(self, keys: Any, state: Any, action: Any) -> Step:
+        del keys  # gymnasium draws its own numbers
+        return self.env.value.step_all(state, action)
+
+
+def _went_on(state: RolloutState) -> Any:
+    """Whether no step failed: one that did leaves a place that is nowhere."""
+    return state.environment[0] != jnp.uint32(0)
+
+
+def _environments(envs: Any, num_envs: Any) -> GymnasiumEnvironments:
+    gymnasium = needs("gymnasium", "rl", _OWNER)
+    count = None if num_envs is None else as_count(num_envs, "num_envs", _OWNER)
+    if isinstance(envs, gymnasium.vector.VectorEnv):
+        if count not in (None, envs.num_envs):
+            raise PipelineError(
+                f"{_OWNER}: `envs` has {envs.num_envs} environments, and `num_envs` is {count}; "
+                f"leave `num_envs` out."
+            )
+        parts = _parts(gymnasium, envs)
+        return GymnasiumEnvironments(lambda: parts, _name(envs), ours=False)
+    if isinstance(envs, gymnasium.Env) or not (isinstance(envs, str) or callable(envs)):
+        raise PipelineError(
+            f"{_OWNER}: `envs` must be a `gymnasium.vector.VectorEnv`, the id of an environment, "
+            f"or a function that makes one, got {type(envs).__name__}; write "
+            f'`{_OWNER}("CartPole-v1", ..., num_envs=8)`, or `lambda: MyEnv()` for the id.'
+        )
+    made_by = partial(gymnasium.make, envs) if isinstance(envs, str) else envs
+    name = envs if isinstance(envs, str) else getattr(envs, "__name__", type(envs).__name__)
+    make = partial(_make, gymnasium, made_by, name, count or 1)
+    return GymnasiumEnvironments(make, name, ours=True)
+
+
+def _make(gymnasium: Any, make_one: Callable[[], Any], name: str, count: int) -> Parts:
+    made: list[Any] = []
+    try:
+        for _ in range(count):
+            made.append(_made(gymnasium, make_one, name, made))
+        # Gymnasium writes the mode into what all environments of a class share: put that back.
+        shared, was = made[0].metadata, dict(made[0].metadata)
+        envs = gymnasium.vector.SyncVectorEnv(
+            [lambda env=env: env for env in made],
+            copy=False,  # what it shows is copied by us
+            autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+        )
+        envs.metadata = dict(shared)
+        shared.clear()
+        shared.update(was)
+        return _parts(gymnasium, envs)
+    except BaseException:
+        for env in made:
+            env.close()
+        raise
+
+
+def _made(gymnasium: Any, make_one: Callable[[], Any], name: str, others: list[Any]) -> Any:
+    try:
+        env = make_one()
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise PipelineError(
+            f"{_OWNER}: {name} could not be made: {type(error).__name__}: {first}"
+        ) from error
+    if not isinstance(env, gymnasium.Env):
+        raise PipelineError(
+            f"{_OWNER}: the function {name} must make one `gymnasium.Env`, made "
+            f"{type(env).__name__}; a vector environment is passed itself, not as a function."
+        )
+    if any(env is other for other in others):
+        raise PipelineError(
+            f"{_OWNER}: the function {name} returned the same environment twice; it must make a "
+            f"new one at every call."
+        )
+    return env
+
+
+def _parts(gymnasium: Any, envs: Any) -> Parts:
+    modes = gymnasium.vector.AutoresetMode
+    # Not `metadata` first: environments of one class share it, and the last one made writes it.
+    told = getattr(envs.unwrapped, "autoreset_mode", envs.metadata.get("autoreset_mode"))
+    mode = modes(told) if told is not None else None
+    if mode not in (modes.SAME_STEP, modes.DISABLED):
+        how = "does not tell when it resets" if mode is None else "resets in the step after an end"
+        raise PipelineError(
+            f"{_OWNER}: {_name(envs)} {how} (`AutoresetMode.NEXT_STEP`, gymnasium's default), and "
+            f"such a step is no transition; write `{_SAME_STEP}`."
+        )
+    observations, actions = envs.single_observation_space, envs.single_action_space
+    return Parts(envs, observations, actions, mode is modes.SAME_STEP)
+
+
+def _name(envs: Any) -> str:
+    spec = getattr(envs, "spec", None)
+    return type(envs.unwrapped).__name__ if spec is None else spec.id
