@@ -23,6 +23,7 @@ from .errors import UsageError
 from .host_data import HostData, identity_on_host
 from .numbers import as_whole
 from .spec import Spec
+from .traced_stage import current
 
 if TYPE_CHECKING:
     from .positional import Positional
@@ -172,7 +173,7 @@ def run_next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
 
 
 def _run(source: Source[Any], state: Any, on_host: Any, in_program: Any) -> tuple[Any, Any, Any]:
-    source = resolve(source, state)
+    source = resolve(current(source), state)
     if source.host:
         raise_kept((identity_on_host(source),))
     step: Any = on_host if source.host and eager() else in_program

@@ -78,8 +78,8 @@ class Stage(Transform[A, B]):
                 f"write `{type(self).__name__}(...)(source)`."
             )
         if not isinstance(source, Positional):
-            return StreamStage(source, self, infer_spec(self, source, source.lanes))
+            return StreamStage(source, *infer_spec(self, source, source.lanes))
         if source.lanes:
-            return BatchStage(source, self, infer_spec(self, source, source.lanes))
+            return BatchStage(source, *infer_spec(self, source, source.lanes))
         assert isinstance(source, IndexedSource)
-        return ElementStage(source, self, infer_spec(self, source, ()))
+        return ElementStage(source, *infer_spec(self, source, ()))

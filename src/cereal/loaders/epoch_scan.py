@@ -25,6 +25,7 @@ from ..core.spec import format_spec
 from ..core.state import PipelineState
 
 _MOST_LANES = 1 << 22
+_MOST_EPOCHS = 1 << 14  # of tiny data, in one chunk: each has constants of its own, 320 bytes
 BodyFn = Callable[[Any, Any, Any], tuple[Any, Any]]
 FeedbackFn = Callable[[Any, Any, Any], Any]
 _WRITE = "write `def body_fn(carry, batch, mask): ...; return carry, output`"
@@ -157,7 +158,8 @@ def _scan_rows(
         words, carry, outputs = run(*loop, chunk)
         return (words, carry), outputs
 
-    words, chunk = state.words, chunk_steps(steps, max(1, _MOST_LANES // plan.batch))
+    most = min(_MOST_LANES, _MOST_EPOCHS * plan.length) // plan.batch
+    words, chunk = state.words, chunk_steps(steps, max(1, most))
     pieces = []
     if steps > chunk:
         (words, carry), outputs = lax.scan(run_chunk, (words, carry), length=steps // chunk)
