@@ -256,7 +256,7 @@ def test_what_a_function_imports_must_be_of_a_library() -> None:
 
 def test_flags_and_the_environment_in_libraries_are_no_proof() -> None:
     assert proof_of(lambda x: x * float(os.environ.get("RATE", "1"))) is None
-    assert proof_of(lambda x: x if jax.config.jax_enable_x64 else -x) is None
+    assert proof_of(lambda x: x if jax.config.read("jax_enable_x64") else -x) is None
     assert proof_of(lambda x: x + np.random.normal()) is None
 
 

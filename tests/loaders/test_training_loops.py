@@ -235,7 +235,7 @@ def test_a_model_of_equinox_in_a_closure_compiles_once() -> None:
 
 def test_a_model_of_nnx_in_a_closure_compiles_once_and_is_never_stale() -> None:
     loader = make_loader()
-    model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    model: Any = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
 
     def score() -> float:
         return float(evaluate(loader, lambda batch: model(batch["x"]).sum(axis=1)))

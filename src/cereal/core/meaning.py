@@ -145,8 +145,9 @@ class _Meaning:
         if isinstance(value, float | complex):
             return (type(value), repr(value))  # 0.0 is not -0.0
         if isinstance(value, Jaxpr | ClosedJaxpr):  # one class from JAX 0.11 on
-            jaxpr, consts = getattr(value, "jaxpr", value), getattr(value, "consts", ())
-            return (self.of_jaxpr(jaxpr), *map(self.of, consts))
+            inner: Any = value
+            consts = getattr(inner, "consts", ())
+            return (self.of_jaxpr(getattr(inner, "jaxpr", inner)), *map(self.of, consts))
         if isinstance(value, tuple | list):
             return (type(value), *map(self.of, value))
         if isinstance(value, dict):
