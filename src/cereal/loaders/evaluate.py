@@ -15,6 +15,7 @@ from ..core.capture import eager, resolve
 from ..core.errors import UsageError
 from ..core.function import Function, as_function, takes_second
 from ..core.host_data import identity_on_host
+from ..core.placement import check_given
 from ..core.position import Remainder
 from ..core.positional import Positional
 from ..core.source import Source
@@ -66,6 +67,7 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *, key: Any = 0) -
         raise_kept((identity_on_host(source),))
     with raising(source.callbacks):
         if eager():
+            check_given(source.placement, loader=source, state=state)
             run = partial(_run, loader, source, state, function, steps, remainder)
             try:
                 return run(lift=True)

@@ -18,6 +18,7 @@ from ..core.errors import PipelineError, UsageError
 from ..core.execute import read_rows
 from ..core.host_data import identity_on_host
 from ..core.numbers import as_whole
+from ..core.placement import check_given, joining
 from ..core.policy import get_policy_state, set_policy_state
 from ..core.position import starts
 from ..core.positional import Positional
@@ -205,6 +206,8 @@ class DataLoader(Generic[T]):
             check_body(body_fn, feedback)
             with raising(source.callbacks):
                 return scan_steps(source, state, carry, body_fn, steps, unroll, feedback=feedback)
+        check_given(source.placement, loader=source, state=state, carry=carry)
+        state = joining(state, source.placement)
         if isinstance(source, Positional) and source.host and eager() and feedback is None:
             over_rows = self.programs.over_rows(body_fn, unroll)
             program: Any = partial(scan_host, program=over_rows, steps=steps)
