@@ -13,6 +13,7 @@ import numpy as np
 
 from ..core.elements import chunks_of, read_elements
 from ..core.errors import PipelineError
+from ..core.gathered import explicit_mesh
 from ..core.host import HostIndexed
 from ..core.ordering import Order
 from ..core.positional import IndexedSource
@@ -224,6 +225,12 @@ def _put(whole: Any, part: Any, start: Any) -> Any:
     return jax.tree.map(put, whole, part)
 
 
+def _room_for(part: Any, n: int) -> Any:
+    """Zeros for n such elements, on the part's mesh if that has explicit axes."""
+    there = part.sharding if explicit_mesh(part) is not None else None
+    return jnp.zeros((n, *part.shape[1:]), part.dtype, device=there)
+
+
 def _on_device(upstream: Any, label: str) -> CachedOnDevice:
     whole, start = None, 0
     n = len(upstream)
@@ -231,7 +238,7 @@ def _on_device(upstream: Any, label: str) -> CachedOnDevice:
         values, mask = read_elements(upstream, chunk)
         part = (values, mask) if upstream.masks else values
         if whole is None:
-            whole = jax.tree.map(lambda x: jnp.zeros((n, *x.shape[1:]), x.dtype), part)
+            whole = jax.tree.map(lambda x: _room_for(x, n), part)
         whole = _put(whole, part, jnp.int32(start))
         start += len(chunk)
     arrays = ArraySampleSource(whole, ordering="sequential")
