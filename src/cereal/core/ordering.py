@@ -17,7 +17,7 @@ import numpy as np
 from .errors import PipelineError
 from .gathered import gathered
 from .permutation import permute, round_constants
-from .pytree import pytree_dataclass, static_field
+from .pytree import pytree_dataclass, said, static_field
 
 
 class Visit(NamedTuple):
@@ -62,7 +62,7 @@ class Order(ABC):
         return Visit(self.index(key, epochs, column, position, n))
 
     def __repr__(self) -> str:
-        return self.name
+        return said(lambda: self.name, f"{type(self).__name__}(...)")
 
     @property
     @abstractmethod
