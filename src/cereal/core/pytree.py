@@ -20,6 +20,8 @@ from typing import Any, TypeVar, dataclass_transform
 import jax
 
 C = TypeVar("C")
+made_classes: list[type] = []
+"""All that `pytree_dataclass` made."""
 
 
 def static_field(*, default: Any = dataclasses.MISSING, **kwargs: Any) -> Any:
@@ -67,7 +69,13 @@ def pytree_dataclass(cls: type[C]) -> type[C]:
         fields["_flat"] = (children, structure)
         return node
 
+    made_classes.append(made)
     return _register(made, flatten, flatten_with_keys, unflatten)
+
+
+def data_fields(cls: type) -> tuple[str, ...]:
+    """The names of the fields that are children."""
+    return _fields(cls)[0]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static_field, dataclasses.field))

@@ -16,6 +16,7 @@ from ..core.callback import raise_kept, raising
 from ..core.capture import eager, is_concrete, resolve, staging
 from ..core.errors import PipelineError, UsageError
 from ..core.execute import read_rows
+from ..core.flax_states import enter_into_flax
 from ..core.host_data import identity_on_host
 from ..core.numbers import as_whole
 from ..core.placement import check_given, joining
@@ -121,6 +122,7 @@ class DataLoader(Generic[T]):
         """
         if isinstance(key, int) and not isinstance(self.source, Positional):
             key = jax.random.key(key)  # a user's own source need not know about integers
+        enter_into_flax()
         state = self.source.init_state(key)
         return state if policy_state is None else set_policy_state(state, policy_state)
 
