@@ -352,6 +352,7 @@ class DataLoader(Generic[T]):
             raise UsageError(
                 f"`index` must be an integer from 0 to {len(source) - 1}, got {index!r}."
             )
+        _check_count("epoch", epoch, 0)
         words = np.asarray(key_words(key))
         rows = source.route(host_rows_at(np.array([whole]), words, epoch)).replaced(key=words)
         if source.produces:
