@@ -61,7 +61,10 @@ def _restored(flax: Any, node: Any, name: str, found: Any) -> Any:
     if isinstance(node, PolicySlot) and name == "value" and found is not None:
         like = node.spec.tree  # a slot that is not filled yet has nothing to look like
     made = flax.from_state_dict(like, found, name=name)
-    return jax.tree.map(partial(_as_array, node, name), like, made) if found is not None else made
+    if found is None:
+        return made
+    ours = partial(_as_array, node, name)
+    return jax.tree.map(ours, like, made, is_leaf=lambda each: type(each) in _entered)
 
 
 def _as_array(node: Any, name: str, like: Any, found: Any) -> Any:

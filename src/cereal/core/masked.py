@@ -46,6 +46,8 @@ def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
 
 def _numbers(value: Any, name: str) -> jax.Array:
     try:
+        if isinstance(value, str | bytes):  # JAX would warn of a dtype of this name first
+            raise TypeError
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
         raise UsageError(
