@@ -105,7 +105,7 @@ def test_a_users_own_state_is_written_too() -> None:
 
     DataLoader(arrays()).init_state(0)
     data = serialization.to_bytes(Walk(jnp.arange(3), "mine"))
-    back = serialization.from_bytes(Walk(jnp.zeros(3, jnp.int32), "here"), data)
+    back: Any = serialization.from_bytes(Walk(jnp.zeros(3, jnp.int32), "here"), data)
     assert back.at.tolist() == [0, 1, 2]
     assert back.name == "here"
 

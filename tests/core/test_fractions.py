@@ -20,5 +20,7 @@ def test_fractions_that_are_no_numbers_in_an_order_are_refused(fractions: Any) -
 
 
 def test_fractions_may_be_of_numpy() -> None:
-    assert [len(part) for part in split(RangeSource(8), np.array([0.5, 0.5]))] == [4, 4]
-    assert [len(part) for part in split(RangeSource(8), np.array([3, 5]))] == [3, 5]
+    halves: Any = np.array([0.5, 0.5])
+    sizes: Any = np.array([3, 5])
+    assert [len(part) for part in split(RangeSource(8), halves)] == [4, 4]
+    assert [len(part) for part in split(RangeSource(8), sizes)] == [3, 5]

@@ -207,6 +207,7 @@ def test_what_was_donated_prints() -> None:
 
 
 def test_states_print_by_what_they_are() -> None:
-    state = cereal.PipelineState(jnp.zeros((3, 5), jnp.uint32), make_loader().source.fingerprint)
+    source: Any = make_loader().source
+    state = cereal.PipelineState(jnp.zeros((3, 5), jnp.uint32), source.fingerprint)
     assert repr(state).startswith("PipelineState(words=Array([[0, 0, 0, 0, 0],")
     assert repr(jax.tree.map(nothing, state)) == "PipelineState(words=None)"
