@@ -228,3 +228,11 @@ def test_axes_of_two_kinds_in_one_layout_are_refused_in_programs() -> None:
     loader = loader_of(in_memory(), NamedSharding(mesh, BOTH))
     with pytest.raises(cereal.UsageError, match="names axes of both kinds, Auto and Explicit"):
         loader.scan_epoch(loader.init_state(0), jnp.float32(0), keep)
+
+
+def test_a_cache_on_the_host_keeps_where_batches_go() -> None:
+    put, cache = DevicePutTransform("cpu:1"), cereal.CacheTransform("host")
+    with DataLoader([on_host(), put, cache, BatchTransform(8)]) as loader:
+        _, total, _ = loader.scan_epoch(loader.init_state(0), jnp.float32(0), keep)
+        assert total.devices() == {CPU[1]}
+        assert float(total) == ROWS.sum()

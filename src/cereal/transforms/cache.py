@@ -76,7 +76,8 @@ class CacheTransform(Transform[Any, Any]):
         else:
             _check_plain(upstream, self.label)
             store = CacheStore(upstream, self.folder)
-            cached = Cached(store, upstream.order, store.spec, len(upstream), self.label)
+            where_to = upstream.placement
+            cached = Cached(store, upstream.order, store.spec, len(upstream), self.label, where_to)
         return _WithMask()(cached) if upstream.masks else cached
 
 
@@ -135,6 +136,7 @@ class Cached(HostIndexed[Any]):
     spec: Spec = static_field(default=None)
     n: int = static_field(default=0)
     called: str = static_field(default="")
+    placement: Any = static_field(default=None)  # type: ignore[assignment]
 
     def __len__(self) -> int:
         return self.n
@@ -161,10 +163,6 @@ class Cached(HostIndexed[Any]):
     @property
     def overlap(self) -> int:
         return self.store.upstream.overlap
-
-    @property
-    def placement(self) -> Any:
-        return self.store.upstream.placement
 
     def take_host(self, indices: np.ndarray) -> Any:
         return self.store.take(indices)
