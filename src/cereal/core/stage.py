@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from .errors import PipelineError
 from .positional import IndexedSource, Positional
 from .promise import infer_spec
+from .pytree import said
 from .source import Source
 from .staged import BatchStage, ElementStage, StreamStage
 
@@ -42,7 +43,7 @@ class Transform(ABC, Generic[A, B]):
         return type(self).__name__
 
     def __repr__(self) -> str:
-        return self.label
+        return said(lambda: self.label, f"{type(self).__name__}(...)")
 
 
 class Stage(Transform[A, B]):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..core.errors import UsageError
+from ..core.placement import placed
 from ..core.position import Remainder
 from ..core.positional import Positional, step_ending
 from ..core.rows import Rows
@@ -79,6 +80,7 @@ def scan_steps(
             values, mask, state = step_ending(source, loop[0], remainder)
         else:
             values, mask, state = source.step(loop[0])
+        values, mask = placed(source, values, mask)
         carry, output = body(loop[1], values, mask)
         if feedback is not None:
             state = _fed_back(feedback, state, carry, output)
@@ -133,7 +135,8 @@ def scan_read(
 
     def one(carry: Any, each: Rows) -> tuple[Any, Any]:
         values, mask = source.read(each.replaced(key=rows.key))
-        return body(carry, values, jnp.ones(lanes, jnp.bool_) if mask is None else mask)
+        mask = jnp.ones(lanes, jnp.bool_) if mask is None else mask
+        return body(carry, *placed(source, values, mask))
 
     return lax.scan(one, carry, rows.lanes, unroll=unroll)
 

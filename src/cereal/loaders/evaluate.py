@@ -14,6 +14,7 @@ from ..core.capture import eager, resolve
 from ..core.errors import UsageError
 from ..core.function import second_parameter, takes_second
 from ..core.host_data import identity_on_host
+from ..core.placement import check_given
 from ..core.position import Remainder
 from ..core.positional import Positional
 from ..core.source import Source
@@ -75,6 +76,7 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *args: Any, key: A
         raise_kept((identity_on_host(source),))
     with raising(source.callbacks):
         if eager():
+            check_given(source.placement, loader=source, state=state)
             return _run(source, state, fn, args, steps, remainder)
         body = _with(args, _metrics(fn))
         return _means(scan_steps(source, state, None, body, steps, 1, remainder)[2])

@@ -16,6 +16,7 @@ from ..core.callback import raise_kept
 from ..core.capture import resolve, staging
 from ..core.errors import PipelineError, UsageError
 from ..core.execute import read_rows
+from ..core.flax_states import enter_into_flax
 from ..core.host_data import identity_on_host
 from ..core.numbers import as_whole
 from ..core.policy import get_policy_state, set_policy_state
@@ -120,6 +121,7 @@ class DataLoader(Generic[T]):
         """
         if isinstance(key, int) and not isinstance(self.source, Positional):
             key = jax.random.key(key)  # a user's own source need not know about integers
+        enter_into_flax()
         state = self.source.init_state(key)
         return state if policy_state is None else set_policy_state(state, policy_state)
 
@@ -331,6 +333,7 @@ class DataLoader(Generic[T]):
             raise UsageError(
                 f"`index` must be an integer from 0 to {len(source) - 1}, got {index!r}."
             )
+        _check_count("epoch", epoch, 0)
         words = np.asarray(key_words(key))
         rows = source.route(host_rows_at(np.array([whole]), words, epoch)).replaced(key=words)
         if source.produces:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from ..core.callback import raising
 from ..core.capture import eager, is_concrete, staging
 from ..core.errors import UsageError
+from ..core.placement import check_given, joining
 from ..core.positional import Positional
 from ..monitor.progress import progress_bar
 from .epoch_scan import chunk_steps, scan_steps
@@ -45,6 +46,8 @@ def scan_epoch(
     if staging():
         with raising(source.callbacks):
             return scan_steps(source, state, carry, body_fn, steps, unroll, feedback=feedback)
+    check_given(source.placement, loader=source, state=state, carry=carry)
+    state = joining(state, source.placement)
     bar = progress_bar(progress, steps)
     try:
         if isinstance(source, Positional) and source.host and eager() and feedback is None:
