@@ -5,10 +5,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, Never, TypeVar, overload
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -27,11 +26,12 @@ from ..core.rows import host_rows_at
 from ..core.source import Mask, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
 from ..monitor.drawing import draw, summary
+from .batch_iterator import BatchIterator
 from .compose import compose, refuse_options
 from .epoch_scan import check_body, scan_steps
-from .host_iterator import HostIterator
 from .host_scan import scan_host
-from .iterator import BatchIterator, PositionalIterator, StreamIterator
+from .iterate import iterator_over, refuse_positional, refuse_random, refuse_traced
+from .learnt import Learnt
 from .next_batch import NextBatch
 from .programs import Programs
 from .workers.options import check_options
@@ -140,7 +140,7 @@ class DataLoader(Generic[T]):
     def iterate(
         self,
         state: Any = None,
-        *,
+        *misplaced: Never,
         steps: int | None = None,
         epochs: int | None = 1,
         progress: bool | str = False,
@@ -148,26 +148,34 @@ class DataLoader(Generic[T]):
         """A Python iterator over `(batch, mask)`, to the end of the state's epoch.
 
         From the middle of an epoch it gives the rest. `steps=` gives that many batches instead,
-        `epochs=` that many epochs, None no end. Without a state it starts from key 0.
+        `epochs=` that many epochs, None no end. Its `state` is exact after every batch, and that
+        after the last one begins the next epoch:
+
+            for epoch in range(10):
+                batches = loader.iterate(state)
+                for batch, mask in batches: ...
+                state = batches.state
+
+        Without a state it starts from key 0, if the pipeline is not random.
         `progress=True` shows a bar; a string is its title.
         """
+        if misplaced:
+            refuse_positional(misplaced)
         _check_count("steps", steps, 0)
         _check_count("epochs", epochs, 1)
-        state = self.init_state(0) if state is None else state
-        leaves = jax.tree.leaves((self, state))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or staging():
-            raise UsageError(
-                "`iterate` is a Python loop and cannot run inside a traced function; there write "
-                "`loader.scan_epoch(state, carry, body_fn)` or `loader.next_batch(state)`."
-            )
-        source = self.running
-        if isinstance(source, Positional):
-            check_state(state, source.fingerprint)
-            if source.host:
-                return HostIterator(source, state, steps, epochs, progress)
-            if not source.callbacks:
-                return PositionalIterator(source, state, steps, epochs, progress)
-        return StreamIterator(source, state, steps, epochs, progress)
+        if state is None:
+            refuse_random(self.source, "`loader.iterate()`")
+            state = self.init_state(0)
+        refuse_traced((self, state))
+        batches = iterator_over(self.running, state, steps, epochs, progress, self.learnt)
+        if batches.began is not None:
+            self.learnt.begins(*batches.began, stacklevel=2)
+        return batches
+
+    @cached_property
+    def learnt(self) -> Learnt:
+        """What iterating this loader has shown; it goes with the loader, and changes no batch."""
+        return Learnt()
 
     def scan_epoch(
         self,
@@ -303,14 +311,8 @@ class DataLoader(Generic[T]):
         return self.steps_per_epoch
 
     def __iter__(self) -> Iterator[tuple[T, Mask]]:
-        source = self.source
-        if isinstance(source, Positional) and not source.random:
-            return self.iterate()
-        raise UsageError(
-            "this pipeline is random, and a loader has no state: `for ... in loader` would repeat "
-            "the same order every time. Write `state = loader.init_state(key)` and "
-            "`for batch, mask in loader.iterate(state):`."
-        )
+        refuse_random(self.source, "`for ... in loader`")
+        return self.iterate()
 
     def __repr__(self) -> str:
         return f"DataLoader: {summary(self.source)}\n{draw(self.source, self._reading())}"
