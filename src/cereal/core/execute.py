@@ -77,7 +77,8 @@ def routed_rows(
     source: Positional[Any], words: Any, steps: int, remainder: Any = None
 ) -> tuple[Rows, Any]:
     """The rows of the next steps as NumPy arrays, routed, and the state's words after them."""
-    rows, words = _routed(stripped(source), words, remainder, steps)
+    light, words = sent((stripped(source), words))
+    rows, words = _routed(light, words, remainder, steps)
     return jax.device_get(rows), words
 
 

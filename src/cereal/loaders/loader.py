@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from typing import Any, Generic, Literal, Never, TypeVar, overload
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..core.callback import raise_kept, raising
@@ -25,6 +24,7 @@ from ..core.reading import SKIPPED
 from ..core.rows import host_rows_at
 from ..core.source import Mask, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
+from ..core.transfer import to_device, to_host
 from ..monitor.drawing import draw, summary
 from .batch_iterator import BatchIterator
 from .compose import compose, refuse_options
@@ -253,9 +253,9 @@ class DataLoader(Generic[T]):
         source = self._positional("state_at")
         _check_count("step", step, 0)
         epoch, offset = starts(np, 0, 0, operator.index(step), **source.plan.arithmetic)
-        key0, key1 = (int(word) for word in np.asarray(key_words(key)))
+        key0, key1 = to_host(key_words(key)).tolist()
         words = make_words((key0, key1), int(epoch), int(offset))
-        return PipelineState(jnp.asarray(words), source.fingerprint)
+        return PipelineState(to_device(words), source.fingerprint)
 
     def batch_at(self, key: Any, step: int) -> tuple[T, Mask]:
         """The batch of step number `step` and its mask, whatever was read before.
@@ -278,7 +278,7 @@ class DataLoader(Generic[T]):
         array([4, 5, 6, 7])
         """
         source = self._positional("indices_at")
-        rows, _ = source.plan.rows_for(np.asarray(self.state_at(key, step).words), 1)
+        rows, _ = source.plan.rows_for(to_host(self.state_at(key, step).words), 1)
         index = rows.index.reshape(-1)
         return index if rows.valid is None else index[rows.valid.reshape(-1)]
 
@@ -349,7 +349,7 @@ class DataLoader(Generic[T]):
             raise UsageError(
                 f"`index` must be an integer from 0 to {len(source) - 1}, got {index!r}."
             )
-        words = np.asarray(key_words(key))
+        words = to_host(key_words(key))
         rows = source.route(host_rows_at(np.array([whole]), words, epoch)).replaced(key=words)
         if source.produces:
             found = source.produce(rows).element(0)
