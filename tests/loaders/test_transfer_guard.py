@@ -102,9 +102,9 @@ def everything(loader: DataLoader[Any], key: Any, zero: Any) -> None:
 @pytest.mark.parametrize("source", SOURCES)
 def test_pipelines_run_under_a_guard(source: str, rule: dict[str, bool], tmp_path: Path) -> None:
     key, zero = jax.random.key(1), jnp.int32(0)
-    with DataLoader([SOURCES[source](tmp_path), BatchTransform(3, **rule)], workers=2) as loader:
-        with jax.transfer_guard("disallow"):
-            everything(loader, key, zero)
+    loader = DataLoader([SOURCES[source](tmp_path), BatchTransform(3, **rule)], workers=2)
+    with loader, jax.transfer_guard("disallow"):
+        everything(loader, key, zero)
 
 
 @pytest.mark.parametrize("stage", STAGES)

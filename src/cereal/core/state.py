@@ -133,7 +133,8 @@ def start_state(key: Any, fingerprint: Fingerprint, bookmark: Any = None) -> Pip
 
 def refuse_key(state: Any) -> None:
     """Who passes a key, or a seed, where a state belongs wants the state at its beginning."""
-    key = isinstance(state, jax.Array) and jnp.issubdtype(state.dtype, jax.dtypes.prng_key)
+    typed = isinstance(state, jax.Array) and jnp.issubdtype(state.dtype, jax.dtypes.prng_key)
+    key = typed or (getattr(state, "shape", None) == (2,) and state.dtype == _DTYPE)
     if not key and not isinstance(state, int | np.integer):
         return
     got, write = ("a JAX random key", "key") if key else (f"the integer {state}", str(state))
