@@ -103,6 +103,7 @@ class EpochWarning(UserWarning):
             for batch, mask in batches: ...
             state = batches.state
 
-    or write one loop, `for batch, mask in loader.iterate(state, epochs=10)`. It is said once per
-    loader, of random pipelines only, and only of the epoch that was the last to be run to its end.
+    or write one loop, `for batch, mask in loader.iterate(state, epochs=10)`. Of a repeated epoch it
+    is said once per loader, of random pipelines only, and only if that epoch was the last one of
+    its key to be run to its end.
     """
