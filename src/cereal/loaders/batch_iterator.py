@@ -119,7 +119,7 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
                 self._refuse()
             with self._busy:
                 self._set_state(state)
-                self._ended, self._loops = False, 0
+                self._ended = False
 
     @abstractmethod
     def _state_now(self) -> Any:
