@@ -25,6 +25,7 @@ from cereal import (
     IterableSource,
     RandomMapTransform,
     RangeSource,
+    UnbatchTransform,
 )
 
 N = 10
@@ -96,7 +97,8 @@ def test_a_loop_that_goes_on_hears_nothing(kind: str) -> None:
 
 
 def test_so_does_one_that_repeats_several_epochs_or_all_their_steps() -> None:
-    for options in ({"epochs": 3}, {"steps": 8}):
+    cases: list[dict[str, Any]] = [{"epochs": 3}, {"steps": 8}]
+    for options in cases:
         loader = DataLoader(RANDOM["wrap"]())
         list(loader.iterate(loader.init_state(0), **options))
         with pytest.warns(EpochWarning, match=AGAIN):
@@ -160,6 +162,17 @@ def test_without_a_state_a_random_pipeline_is_refused(kind: str) -> None:
             loader.iterate()
         with pytest.raises(cereal.UsageError, match=r"random.*`for \.\.\. in loader` " + match):
             iter(loader)
+
+
+def test_streams_of_a_fixed_order_need_no_state_and_others_do() -> None:
+    stages = [RangeSource(4), BatchTransform(2), UnbatchTransform()]
+    assert [int(x) for x, _ in DataLoader(stages)] == [0, 1, 2, 3]
+    for random in (
+        [RangeSource(4, ordering="shuffle"), BatchTransform(2), UnbatchTransform()],
+        [*stages, RandomMapTransform(noisy)],
+    ):
+        with pytest.raises(cereal.UsageError, match="this pipeline is random"):
+            DataLoader(random).iterate()
 
 
 # Iterators that have ended

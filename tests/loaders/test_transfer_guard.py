@@ -100,7 +100,7 @@ def everything(loader: DataLoader[Any], key: Any, zero: Any) -> None:
 
 @pytest.mark.parametrize("rule", [{}, {"pad_last_batch": True}])
 @pytest.mark.parametrize("source", SOURCES)
-def test_pipelines_run_under_a_guard(source: str, rule: dict[str, bool], tmp_path: Path) -> None:
+def test_pipelines_run_under_a_guard(source: str, rule: dict[str, Any], tmp_path: Path) -> None:
     key, zero = jax.random.key(1), jnp.int32(0)
     loader = DataLoader([SOURCES[source](tmp_path), BatchTransform(3, **rule)], workers=2)
     with loader, jax.transfer_guard("disallow"):

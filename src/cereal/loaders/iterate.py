@@ -11,6 +11,7 @@ from ..core.capture import staging
 from ..core.errors import UsageError
 from ..core.positional import Positional
 from ..core.source import Source
+from ..core.staged import StreamStage
 from ..core.state import check_state, refuse_key
 from .batch_iterator import BatchIterator
 from .host_iterator import HostIterator
@@ -48,12 +49,20 @@ def refuse_traced(arguments: Any) -> None:
 
 def refuse_random(source: Source[Any], what: str) -> None:
     """Without a state, a random pipeline would begin with the same key every time."""
-    if not isinstance(source, Positional) or source.random:
+    if _is_random(source):
         raise UsageError(
             f"this pipeline is random, and a loader has no state: {what} would repeat the same "
             f"order every time. Write `state = loader.init_state(key)` and "
             f"`for batch, mask in loader.iterate(state):`."
         )
+
+
+def _is_random(source: Source[Any]) -> bool:
+    """Whether what it gives depends on the key; of a user's own stream nobody knows."""
+    if isinstance(source, Positional):
+        return source.random
+    drawn = isinstance(source, StreamStage) and source.stage.random
+    return drawn or source.inner is None or _is_random(source.inner)
 
 
 def refuse_positional(misplaced: tuple[Any, ...]) -> NoReturn:

@@ -36,7 +36,7 @@ class WalkingIterator(BatchIterator[T]):
     """Iterates an indexed pipeline: where it is follows from how many batches were handed out."""
 
     _kind: type[Walk] = Walk
-    _walk: Walk
+    _walk: Any
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class PositionalIterator(WalkingIterator[T]):
     """Iterates an indexed pipeline, reading ahead."""
 
     _kind = _Ahead
-    _walk: _Ahead
+    _walk: Any
 
     def _begin(self, walk: Walk) -> None:
         assert isinstance(walk, _Ahead)
@@ -185,7 +185,7 @@ class SteppingIterator(WalkingIterator[T]):
     """Iterates an indexed pipeline whose callbacks must run once per batch, in order."""
 
     _kind = _Steps
-    _walk: _Steps
+    _walk: Any
 
     def _begin(self, walk: Walk) -> None:
         assert isinstance(walk, _Steps)
