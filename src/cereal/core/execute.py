@@ -21,9 +21,10 @@ from .callback import raise_kept, raising
 from .capture import eager, is_concrete, resolve
 from .errors import UsageError
 from .host_data import HostData, identity_on_host
+from .masks import FullMasks
 from .numbers import as_whole
 from .spec import Spec
-from .transfer import hand_over, sent, to_device
+from .transfer import hand_over, sent
 
 if TYPE_CHECKING:
     from .positional import Positional
@@ -104,28 +105,39 @@ class Delivery:
     than all else.
     """
 
-    def __init__(self, source: Positional[Any]) -> None:
+    def __init__(self, source: Positional[Any], *, ahead: bool = False) -> None:
         self._source, self._stripped = source, stripped(source)
         self._large = Spec(source.element_spec()).nbytes >= _LARGE
+        # `ahead`: many batches will come, and their masks may be made together.
+        self._full = FullMasks(source.lanes, source.placement) if ahead else None
 
     def __call__(self, rows: Rows, *, masked: bool) -> tuple[Any, Any]:
         masked = masked or self._source.masks
         found, placement = self._source.passes(rows), self._source.placement
-        mask = _mask(found, rows) if masked and found is not None else None
-        if found is not None and self._large:
-            if placement is not None:
-                return jax.device_put((found.values, mask), placement)
-            return jax.device_put(found.values), to_device(mask)
-        if found is not None:
-            made = hand_over((found.values, mask))
-        else:
+        if found is None:
             made = _read(self._stripped, sent(rows), masked)
+            return made if placement is None else place(made, placement)
+        mask = _mask(found, rows)
+        # Under a mesh the batch goes where only a call with both of them would put the mask.
+        full = self._full if masked and jax.sharding.get_abstract_mesh().empty else None
+        if full is not None and (mask is None or mask.all()):
+            return self._moved((found.values, None))[0], full.take()
+        if masked and mask is None:
+            mask = np.ones(rows.index.shape, np.bool_)
+        return self._moved((found.values, mask if masked else None))
+
+    def _moved(self, made: tuple[Any, Any]) -> tuple[Any, Any]:
+        placement = self._source.placement
+        if self._large:
+            return jax.device_put(made, placement)
+        made = hand_over(made)
         return made if placement is None else place(made, placement)
 
 
 def _mask(found: Any, rows: Rows) -> Any:
-    mask = np.ones(rows.index.shape, np.bool_) if found.mask is None else found.mask
-    return mask if rows.valid is None else mask & rows.valid
+    if found.mask is None or rows.valid is None:
+        return rows.valid if found.mask is None else found.mask
+    return found.mask & rows.valid
 
 
 def _next_on_host(source: Positional[Any], state: Any) -> tuple[Any, Any, Any]:

@@ -39,7 +39,7 @@ class HostIterator(WalkingIterator[T]):
     def __init__(self, source: Any, *args: Any) -> None:
         raise_kept((identity_on_host(source),))
         self._track = self._close = None
-        self._deliver = Delivery(source)
+        self._deliver = Delivery(source, ahead=True)
         # One at a time: callbacks run when a batch is asked for, and an end must not come early.
         self._plainly = bool(source.callbacks) or source.unknown_length
         super().__init__(source, *args)
