@@ -59,6 +59,7 @@ PUBLIC = [
     "DigitsDataset",
     "DiskSampleSource",
     "EMNISTDataset",
+    "EpochWarning",
     "FashionMNISTDataset",
     "FilterTransform",
     "FlattenImageTransform",
@@ -193,7 +194,7 @@ def test_the_map_of_rooms_in_the_package_is_complete() -> None:
 
 def test_relative_imports_are_understood() -> None:
     found = set(imported_modules(PACKAGE / "loaders" / "loader.py"))
-    assert {"cereal.core.state", "cereal.loaders.iterator", "cereal.monitor.drawing"} <= found
+    assert {"cereal.core.state", "cereal.loaders.iterate", "cereal.monitor.drawing"} <= found
     assert "cereal.sources.array" in set(imported_modules(PACKAGE / "sources" / "__init__.py"))
 
 

@@ -19,12 +19,16 @@ for a few epochs, so give them small data.
 from __future__ import annotations
 
 import itertools
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .core.errors import EpochWarning
 from .core.execute import stripped
 from .core.host_stage import HostStage
 from .core.ordering import Listed
@@ -197,10 +201,19 @@ def check_transform(transform: Transform[Any, Any], source: Source[Any] | None =
         assert_same(_some(before), _some(after), f"{transform.label}: before and after batching")
 
 
+@contextmanager
+def _epochs_may_repeat() -> Iterator[None]:
+    """These checks run an epoch again and again, and mean it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EpochWarning)
+        yield
+
+
 def _some(loader: DataLoader[Any]) -> list[Any]:
     return list(loader.iterate(loader.init_state(0), steps=3))
 
 
+@_epochs_may_repeat()
 def check_loader(loader: DataLoader[Any], key: Any = 0, *, policy_state: Any = None) -> None:
     """All ways to run a loader give the same batches, masks and states.
 
@@ -264,6 +277,7 @@ def _by_steps(next_batch: Any, state: Any, steps: int) -> tuple[list[Any], list[
     return batches, states
 
 
+@_epochs_may_repeat()
 def check_resume(
     loader: DataLoader[Any], key: Any = 0, epochs: int = 2, *, policy_state: Any = None
 ) -> None:

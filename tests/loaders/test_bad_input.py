@@ -280,9 +280,18 @@ def test_a_state_of_another_batch_size_is_welcome() -> None:
     assert sorted([*batch.tolist(), *rest[:6].tolist()]) == list(range(10))
 
 
-@pytest.mark.parametrize("state", [0, None, {"epoch": 0}, jax.random.PRNGKey(0)])
-def test_something_that_is_no_state_is_refused(state: Any) -> None:
-    match = rf"got {type(state).__name__}; write `state = loader\.init_state\(key\)`"
+@pytest.mark.parametrize(
+    ("state", "got"),
+    [
+        (3, r"the integer 3; write `state = loader\.init_state\(3\)`"),
+        (None, r"NoneType; write `state = loader\.init_state\(key\)`"),
+        ({"epoch": 0}, r"dict; write `state = loader\.init_state\(key\)`"),
+        (jax.random.PRNGKey(0), r"a JAX random key; write `state = loader\.init_state\(key\)`"),
+        (jax.random.key(0), r"a JAX random key; write `state = loader\.init_state\(key\)`"),
+    ],
+)
+def test_something_that_is_no_state_is_refused(state: Any, got: str) -> None:
+    match = f"must be what `init_state\\(key\\)` or the last step returned, got {got}"
     with pytest.raises(StateError, match=match):
         shuffled().next_batch(state)
 

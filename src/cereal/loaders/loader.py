@@ -5,15 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, Never, TypeVar, overload
 
 import jax
-import jax.core
-import jax.numpy as jnp
 import numpy as np
 
 from ..core.callback import raise_kept
-from ..core.capture import resolve, staging
+from ..core.capture import resolve
 from ..core.errors import PipelineError, UsageError
 from ..core.execute import read_rows
 from ..core.flax_states import enter_into_flax
@@ -28,11 +26,13 @@ from ..core.rows import host_rows_at
 from ..core.source import Mask, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
 from ..core.traced_stage import current
+from ..core.transfer import to_device, to_host
 from ..monitor.drawing import draw, summary
+from .batch_iterator import BatchIterator
 from .compose import compose, refuse_options
 from .epoch_scan import check_body
-from .host_iterator import HostIterator
-from .iterator import BatchIterator, PositionalIterator, StreamIterator
+from .iterate import iterator_over, refuse_positional, refuse_random, refuse_traced
+from .learnt import Learnt
 from .next_batch import NextBatch
 from .scan_epoch import scan_epoch
 from .workers.options import check_options
@@ -142,7 +142,7 @@ class DataLoader(Generic[T]):
     def iterate(
         self,
         state: Any = None,
-        *,
+        *misplaced: Never,
         steps: int | None = None,
         epochs: int | None = 1,
         progress: bool | str = False,
@@ -150,26 +150,34 @@ class DataLoader(Generic[T]):
         """A Python iterator over `(batch, mask)`, to the end of the state's epoch.
 
         From the middle of an epoch it gives the rest. `steps=` gives that many batches instead,
-        `epochs=` that many epochs, None no end. Without a state it starts from key 0.
+        `epochs=` that many epochs, None no end. Its `state` is exact after every batch, and that
+        after the last one begins the next epoch:
+
+            for epoch in range(10):
+                batches = loader.iterate(state)
+                for batch, mask in batches: ...
+                state = batches.state
+
+        Without a state it starts from key 0, if the pipeline is not random.
         `progress=True` shows a bar; a string is its title.
         """
+        if misplaced:
+            refuse_positional(misplaced)
         _check_count("steps", steps, 0)
         _check_count("epochs", epochs, 1)
-        state = self.init_state(0) if state is None else state
-        leaves = jax.tree.leaves((self, state))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or staging():
-            raise UsageError(
-                "`iterate` is a Python loop and cannot run inside a traced function; there write "
-                "`loader.scan_epoch(state, carry, body_fn)` or `loader.next_batch(state)`."
-            )
-        source = current(self.running)
-        if isinstance(source, Positional):
-            check_state(state, source.fingerprint)
-            if source.host:
-                return HostIterator(source, state, steps, epochs, progress)
-            if not source.callbacks:
-                return PositionalIterator(source, state, steps, epochs, progress)
-        return StreamIterator(source, state, steps, epochs, progress)
+        if state is None:
+            refuse_random(self.source, "`loader.iterate()`")
+            state = self.init_state(0)
+        refuse_traced((self, state))
+        batches = iterator_over(current(self.running), state, steps, epochs, progress, self.learnt)
+        if batches.began is not None:
+            self.learnt.begins(*batches.began, stacklevel=2)
+        return batches
+
+    @cached_property
+    def learnt(self) -> Learnt:
+        """What iterating this loader has shown; it goes with the loader, and changes no batch."""
+        return Learnt()
 
     def scan_epoch(
         self,
@@ -231,9 +239,9 @@ class DataLoader(Generic[T]):
         source = self._positional("state_at")
         _check_count("step", step, 0)
         epoch, offset = starts(np, 0, 0, operator.index(step), **source.plan.arithmetic)
-        key0, key1 = (int(word) for word in np.asarray(key_words(key)))
+        key0, key1 = to_host(key_words(key)).tolist()
         words = make_words((key0, key1), int(epoch), int(offset))
-        return PipelineState(jnp.asarray(words), source.fingerprint)
+        return PipelineState(to_device(words), source.fingerprint)
 
     def batch_at(self, key: Any, step: int) -> tuple[T, Mask]:
         """The batch of step number `step` and its mask, whatever was read before.
@@ -256,7 +264,7 @@ class DataLoader(Generic[T]):
         array([4, 5, 6, 7])
         """
         source = self._positional("indices_at")
-        rows, _ = source.plan.rows_for(np.asarray(self.state_at(key, step).words), 1)
+        rows, _ = source.plan.rows_for(to_host(self.state_at(key, step).words), 1)
         index = rows.index.reshape(-1)
         return index if rows.valid is None else index[rows.valid.reshape(-1)]
 
@@ -289,14 +297,8 @@ class DataLoader(Generic[T]):
         return self.steps_per_epoch
 
     def __iter__(self) -> Iterator[tuple[T, Mask]]:
-        source = self.source
-        if isinstance(source, Positional) and not source.random:
-            return self.iterate()
-        raise UsageError(
-            "this pipeline is random, and a loader has no state: `for ... in loader` would repeat "
-            "the same order every time. Write `state = loader.init_state(key)` and "
-            "`for batch, mask in loader.iterate(state):`."
-        )
+        refuse_random(self.source, "`for ... in loader`")
+        return self.iterate()
 
     def __repr__(self) -> str:
         return f"DataLoader: {summary(self.source)}\n{draw(self.source, self._reading())}"
@@ -334,7 +336,7 @@ class DataLoader(Generic[T]):
                 f"`index` must be an integer from 0 to {len(source) - 1}, got {index!r}."
             )
         _check_count("epoch", epoch, 0)
-        words = np.asarray(key_words(key))
+        words = to_host(key_words(key))
         rows = source.route(host_rows_at(np.array([whole]), words, epoch)).replaced(key=words)
         if source.produces:
             found = source.produce(rows).element(0)

@@ -29,7 +29,7 @@ from ..monitor.drawing import stages_of
 from ..monitor.sheet.captions import is_names
 from ..monitor.sheet.contents import Columns, named_leaves
 from ..sources.dataset import is_dataset
-from .iterator import BatchIterator
+from .batch_iterator import BatchIterator
 from .loader import DataLoader
 from .workers.seam import Seam
 

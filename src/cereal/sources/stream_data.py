@@ -20,13 +20,13 @@ import weakref
 from collections import OrderedDict, deque
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.reading import SKIPPED, Failed, annotate, at_element
 from ..core.rows import Rows
 from ..core.taken import Taken
+from ..core.transfer import to_device, to_host
 from .by_element import ElementData
 
 _MOST_ITERATORS = 4
@@ -261,13 +261,13 @@ class StreamData(ElementData):
 
     def bookmark_for(self, words: Any) -> Any:
         """The same for the words of a state, as JAX has it."""
-        _, _, epoch, high, low = (int(word) for word in np.asarray(words))
+        _, _, epoch, high, low = to_host(words).tolist()
         bookmark = self.bookmark_at(epoch, (high << 32) | low)
-        return None if bookmark is None else jnp.asarray(bookmark)
+        return None if bookmark is None else to_device(bookmark)
 
     def adopt(self, bookmark: Any) -> None:
         """Takes over the bookmark of a state that was saved."""
-        found = None if bookmark is None else _unpacked(np.asarray(bookmark))
+        found = None if bookmark is None else _unpacked(to_host(bookmark))
         if found is not None:
             with self._lock:
                 known = [(mark.epoch, mark.position) for mark in self._marks]

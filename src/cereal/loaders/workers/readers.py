@@ -12,7 +12,6 @@ from collections import OrderedDict
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ...core.buffers import Buffers
@@ -25,6 +24,7 @@ from ...core.reading import Reading, reading_as
 from ...core.rows import Rows
 from ...core.settings import current_settings
 from ...core.state import make_words
+from ...core.transfer import to_device, to_host
 from .crew import Crew
 from .options import Options
 from .routes import Routes
@@ -194,14 +194,14 @@ class Readers(HostData):
 
         Who asks for positions one after the other is read ahead for, from the second on.
         """
-        words = np.asarray(words)
+        words = to_host(words)
         with self._lock:
             walk, step, following = self._walk("python", source, words, self.prefetch)
         fetched = self._take(walk, step, None)
         if fetched is None:
             rows, _ = routed_rows(source, words, 1)
             fetched = self.fetch_now(source, rows[0], in_program=False)
-        return fetched, jnp.asarray(following)
+        return fetched, to_device(following)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Readers, (self.source, self.options)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 
 from ...core.execute import routed_rows, stripped
 from ...core.position import Remainder
 from ...core.positional import Positional
+from ...core.transfer import to_host
 
 _LANES = 1 << 14
 _MOST_TABLES = 64 * 2**20
@@ -64,7 +64,7 @@ class Routes:
             with jax.default_device(self._device):
                 return routed_rows(self._source, self._words, steps, self._remainder)
         plan = self._source.plan.ending(self._remainder)
-        rows, words = plan.rows_for(np.asarray(self._words), steps)
+        rows, words = plan.rows_for(to_host(self._words), steps)
         return self._source.route(rows), words
 
 
@@ -84,4 +84,4 @@ def _on_cpu(source: Any, words: Any) -> tuple[Any, Any, Any, bool]:
         return source, words, None, False
     if sum(x.nbytes for x in tables) > _MOST_TABLES:
         return source, words, None, False
-    return jax.tree.map(np.asarray, light), np.asarray(words), cpu, True
+    return jax.tree.map(to_host, light), to_host(words), cpu, True
