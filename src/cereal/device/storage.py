@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ..core.errors import PipelineError
+from ..core.fitting import check_fits
 from ..core.spec import is_array_like
 from ..core.taken import is_leaf
 from .words import pack, worth_packing
@@ -90,6 +91,8 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
                 f"{getattr(leaf, 'dtype', type(leaf).__name__)}; turn text and objects into "
                 f"numbers first."
             )
+        if isinstance(leaf, np.ndarray | np.generic):
+            check_fits(leaf, f"{owner}: `dataset{jax.tree_util.keystr(path)}`")
     return jax.tree.map(lambda x: jax.device_put(_own(x), device), arrays)
 
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from ..core.errors import PipelineError
+from ..core.fitting import check_fits
 from ..core.ordering import Order, as_order
 from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
@@ -101,6 +102,11 @@ def _as_numpy(leaf: Any) -> np.ndarray:
     return np.asarray(leaf)
 
 
+def leaf_name(path: Any) -> str:
+    """How errors call a part of the data."""
+    return f"`data{jax.tree_util.keystr(path)}`"
+
+
 def one_length(data: Any, owner: str, *, files: bool = False) -> int:
     """The common length of all leaves; of arrays in `files` too, where they can be read there."""
     leaves = jax.tree_util.tree_flatten_with_path(data)[0]
@@ -108,7 +114,7 @@ def one_length(data: Any, owner: str, *, files: bool = False) -> int:
         raise PipelineError(f"{owner}: `data` holds no arrays, got {data!r}.")
     lengths: dict[str, int] = {}
     for path, leaf in leaves:
-        name = "`data" + jax.tree_util.keystr(path) + "`"
+        name = leaf_name(path)
         if isinstance(leaf, np.memmap) and not files:
             raise PipelineError(
                 f"{owner}: {name} is a file mapped into memory; write `MemmapSource(data)` to read "
@@ -123,6 +129,8 @@ def one_length(data: Any, owner: str, *, files: bool = False) -> int:
             raise PipelineError(
                 f"{owner}: {name} has no axis to take elements from; give it one leading axis."
             )
+        if isinstance(leaf, np.ndarray) and not isinstance(leaf, np.memmap):
+            check_fits(leaf, f"{owner}: {name}")  # files are looked at as they are read
         lengths[name] = leaf.shape[0]
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
