@@ -94,9 +94,9 @@ def test_what_functions_and_datasets_give_is_refused_with_its_place(array, words
         first(IterableSource(lambda: map(in_element, range(3))))
     with pytest.raises(PipelineError, match=rf"`element\['id'\]`: {words}"):
         first([0, 1, 2], HostMapTransform(in_element))
+    loader = DataLoader([[0, 1, 2], BatchTransform(3), HostMapTransform(lambda b: array[b])])
     with pytest.raises(PipelineError, match=rf"`element`: {words}"):
-        on_batch = HostMapTransform(lambda batch: array[batch])
-        DataLoader([[0, 1, 2], BatchTransform(3), on_batch]).batch_at(0, 0)
+        loader.batch_at(0, 0)
     with pytest.raises(PipelineError, match=rf"`element\['id'\]`: {words}"):
         first(one_of(array), CacheTransform("host"))
     with pytest.raises(PipelineError, match=rf"`element\['id'\]`: {words}"):
