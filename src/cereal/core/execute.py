@@ -82,6 +82,10 @@ def routed_rows(
     source: Positional[Any], words: Any, steps: int, remainder: Any = None
 ) -> tuple[Rows, Any]:
     """The rows of the next steps as NumPy arrays, routed, and the state's words after them."""
+    if source.plan.wide:
+        plan = source.plan.ending(remainder)
+        rows, words = plan.rows_for(np.asarray(words), steps)
+        return source.route(rows), jnp.asarray(words)
     rows, words = _routed(stripped(source), words, remainder, steps)
     return jax.device_get(rows), words
 

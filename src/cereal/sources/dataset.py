@@ -12,7 +12,7 @@ import numpy as np
 from ..core.errors import PipelineError
 from ..core.host import one_by_one
 from ..core.ordering import Order, Sequential, as_order
-from ..core.permutation import MAX_TRACED
+from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.reading import reading
 from ..core.rows import Rows
@@ -82,10 +82,10 @@ def _length(dataset: Any) -> int:
             f"{_OWNER}: the length of a {type(dataset).__name__} is not known ({error}); for what "
             f"only iterates, write `IterableSource(lambda: iter(...))`."
         ) from error
-    if n < 1 or n > MAX_TRACED:
+    if n < 1 or n > MAX_HOST:
         raise PipelineError(
             f"{_OWNER}: the dataset has {n} elements; there must be at least one, and at most "
-            f"{MAX_TRACED}."
+            f"{MAX_HOST}."
         )
     return n
 

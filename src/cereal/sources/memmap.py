@@ -14,7 +14,7 @@ from ..core.fitting import canonical, narrowed
 from ..core.host import HostIndexed
 from ..core.numbers import as_whole
 from ..core.ordering import Order, Sequential, as_order
-from ..core.permutation import MAX_TRACED
+from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import Spec, spec_of
 from .array import leaf_name, one_length
@@ -66,10 +66,10 @@ class MemmapSource(HostIndexed[Any]):
             where = Path(data).name
             data = open_arrays(data, _OWNER)
         n = one_length(data, _OWNER, files=True)
-        if n < 1 or n > MAX_TRACED:
+        if n < 1 or n > MAX_HOST:
             raise PipelineError(
                 f"{_OWNER}: the arrays have {n} rows; there must be at least one, and at most "
-                f"{MAX_TRACED}."
+                f"{MAX_HOST}."
             )
         spec = Spec(jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), data))
         order = as_order(ordering, n, _OWNER)

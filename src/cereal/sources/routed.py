@@ -112,6 +112,11 @@ def set_routed(source: Any, store: Store, path: Route, ordering: Order, parts: s
 def adopt(source: Any, owner: str) -> tuple[Store, Route]:
     """The store and the route of one source."""
     check_part(source, owner, "`source`")
+    if len(source) > MAX_TRACED:
+        raise PipelineError(
+            f"{owner}: {source.label} has {len(source)} elements, and combinations count to "
+            f"{MAX_TRACED}; choose elements in the function that reads them."
+        )
     if isinstance(source, Routed):
         return source.store, source.path
     store, _ = make_store([source])

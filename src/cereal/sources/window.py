@@ -82,7 +82,7 @@ class WindowSource(HostIndexed[Any]):
             )
         n = (size - whole) // stride + 1
         files = any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(data))
-        if n > MAX_TRACED or (size > MAX_TRACED and not files):
+        if size > MAX_TRACED and not files:
             fix = "raise `stride`, or " if n > MAX_TRACED else ""
             raise PipelineError(
                 f"{_OWNER}: {n} windows over {size} elements are more than compiled code can count "
