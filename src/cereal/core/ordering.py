@@ -156,6 +156,7 @@ def as_order(ordering: Any, n: int, owner: str) -> Order:
 
 def _listed(ordering: Any, n: int, owner: str) -> Order:
     what = f"{owner}: an `ordering` of indices"
+    _refuse_key(ordering, owner)
     if not isinstance(ordering, jax.Array | np.ndarray | list | tuple | range):
         raise PipelineError(
             f'{owner}: `ordering` must be "sequential", "shuffle", an array of indices or an order '
@@ -172,6 +173,18 @@ def _listed(ordering: Any, n: int, owner: str) -> Order:
         )
     again = None if is_once(indices) else jnp.asarray(times_before(indices))
     return Listed(jnp.asarray(indices), indices.size, digest_of(indices), again)
+
+
+def _refuse_key(ordering: Any, owner: str) -> None:
+    """Refuses a random key where an order is wanted: two words look like two indices."""
+    if not isinstance(ordering, jax.Array):
+        return
+    typed = jnp.issubdtype(ordering.dtype, jax.dtypes.prng_key)
+    if typed or (ordering.dtype == np.uint32 and ordering.shape in ((2,), (4,))):
+        raise PipelineError(
+            f'{owner}: `ordering` is a random key; write `ordering="shuffle"`, and pass the key to '
+            f"`loader.init_state(key)`. (For indices write `ordering.astype(np.int32)`.)"
+        )
 
 
 def _describe(ordering: Any) -> str:

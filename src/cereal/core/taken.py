@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
 from .fitting import canonical, check_fits, fitting, narrowed
 from .reading import SKIPPED, Reading, at_element, for_each, reading, reading_as
-from .spec import Spec, format_spec
+from .spec import Spec, format_spec, is_numeric
 
 OBJECT = np.dtype(object)
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
@@ -207,7 +205,7 @@ def _changed(element: Any, spec: Spec) -> PipelineError:
 def as_array(leaf: Any) -> np.ndarray | None:
     """Arrays, tensors, images, numbers and lists of numbers as NumPy has them; None: no array."""
     if type(leaf) is np.ndarray:
-        return leaf if _numeric(leaf.dtype) else None
+        return leaf if is_numeric(leaf.dtype) else None
     if isinstance(leaf, int | np.integer) and not isinstance(leaf, bool):
         return np.asarray(leaf, fitting(int(leaf), getattr(leaf, "dtype", None)))
     if (
@@ -222,13 +220,8 @@ def as_array(leaf: Any) -> np.ndarray | None:
             return None
         if type(leaf) is list or isinstance(leaf, float):
             check_fits(array)
-        return array if _numeric(array.dtype) else None
+        return array if is_numeric(array.dtype) else None
     return None
-
-
-@functools.lru_cache(maxsize=256)
-def _numeric(dtype: np.dtype[Any]) -> bool:
-    return dtype == np.bool_ or jnp.issubdtype(dtype, jnp.number)
 
 
 def is_numbers(value: Any) -> bool:

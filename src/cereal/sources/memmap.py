@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..core.array_trees import refuse_list
 from ..core.errors import PipelineError
 from ..core.fitting import canonical, narrowed
 from ..core.host import HostIndexed
@@ -65,6 +66,8 @@ class MemmapSource(HostIndexed[Any]):
         if isinstance(data, str | os.PathLike):
             where = Path(data).name
             data = open_arrays(data, _OWNER)
+        else:
+            refuse_list(data, _OWNER)
         n = one_length(data, _OWNER, files=True)
         if n < 1 or n > MAX_HOST:
             raise PipelineError(

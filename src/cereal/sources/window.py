@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..core.array_trees import refuse_list
 from ..core.errors import PipelineError
 from ..core.fitting import canonical, narrowed
 from ..core.host import HostIndexed
@@ -71,6 +72,7 @@ class WindowSource(HostIndexed[Any]):
         predict: int = 0,
         ordering: Any = "shuffle",
     ) -> None:
+        refuse_list(data, _OWNER)
         size = one_length(data, _OWNER, files=True)
         length = _count("length", length, 1)
         stride, predict = _count("stride", stride, 1), _count("predict", predict, 0)
