@@ -228,7 +228,7 @@ def times_before(indices: Any) -> Any:
     order = xp.argsort(indices, stable=True)
     listed = indices[order]
     new = xp.concatenate([xp.ones(1, np.bool_), listed[1:] != listed[:-1]])
-    begins = xp.where(new, place, 0)
+    begins: Any = xp.where(new, place, 0)
     begins = np.maximum.accumulate(begins) if xp is np else jax.lax.cummax(begins)
     found = (place - begins).astype(np.uint32)
     if xp is jnp:
