@@ -78,7 +78,7 @@ def test_files_are_looked_at_batch_by_batch(tmp_path, array, words):
         loader.batch_at(0, 1)
     windows = WindowSource({"id": np.load(folder / "id.npy", mmap_mode="r")}, 2)
     with pytest.raises(PipelineError, match=rf"`data\['id'\]`: {words}"):
-        first(windows)
+        DataLoader([windows, BatchTransform(2)]).batch_at(0, 0)
 
 
 @pytest.mark.parametrize(("array", "words"), [(IDS, INT), (FLOATS, FLOAT)])

@@ -18,13 +18,14 @@ import jax
 import numpy as np
 
 from .errors import PipelineError
-from .fitting import canonical, check_fits, fitting, narrowed
+from .fitting import canonical, check_fits, check_number, fitting, narrowed
 from .reading import SKIPPED, Reading, at_element, for_each, reading, reading_as
 from .spec import Spec, format_spec, is_numeric
 
 OBJECT = np.dtype(object)
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _NUMBERS = (bool, int, float, complex)
+_LOOKED_AT = (int, float, np.integer, list)  # what `as_array` refuses if it does not fit
 
 
 class Taken:
@@ -164,7 +165,9 @@ def _writable(element: Any, spec: Spec) -> list[Any]:
             or canonical(array.dtype) != promised.dtype
         ):
             raise _changed(element, spec)
-        leaves[place] = narrowed(array, promised.dtype, lambda at=place: _name(spec, at))
+        if not isinstance(leaf, _LOOKED_AT):
+            array = narrowed(array, promised.dtype, lambda at=place: _name(spec, at))
+        leaves[place] = array
     return leaves
 
 
@@ -183,7 +186,7 @@ def _holds(promised: Any, number: int) -> bool:
 def as_arrays(made: Any, spec: Spec) -> Any:
     """The same as a tree of arrays of exactly this spec."""
     pairs = zip(leaves_of(made, spec), spec.leaves, strict=True)
-    arrays = [x if x.dtype == s.dtype else x.astype(s.dtype) for x, s in pairs]  # Python's integers
+    arrays = [x if x.dtype == s.dtype else x.astype(s.dtype) for x, s in pairs]
     return jax.tree.unflatten(spec.structure, arrays)
 
 
@@ -218,7 +221,9 @@ def as_array(leaf: Any) -> np.ndarray | None:
             array = np.asarray(leaf)
         except (ValueError, TypeError, RuntimeError):  # ragged lists; bfloat16 tensors; gradients
             return None
-        if type(leaf) is list or isinstance(leaf, float):
+        if isinstance(leaf, float):
+            check_number(leaf)
+        elif type(leaf) is list:
             check_fits(array)
         return array if is_numeric(array.dtype) else None
     return None
