@@ -385,7 +385,7 @@ def test_parts_of_a_file_that_begin_alike_have_different_digests(folder: Path) -
         (TOKENS, {"length": 3, "ordering": [21]}, "has the index 21, outside .* 0 to 20"),
         (TOKENS[:0], {"length": 1}, "`data` is empty: its arrays have length 0"),
         (np.array(["a", "b"]), {"length": 1}, "`data` must be an array, .*turn text into numbers"),
-        (np.zeros(9, [("a", "i4")]), {"length": 1}, "`data` must be an array, got ndarray"),
+        (np.zeros(9, [("a", "i4")]), {"length": 1}, "records; write `{name: data.name. for"),
         (np.float32(1), {"length": 1}, "`data` has no axis to take elements from"),
         (
             {"x": TOKENS, "y": TABLE[:9]},

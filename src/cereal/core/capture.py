@@ -116,11 +116,11 @@ def _warn(node: Any, nbytes: int) -> None:
         f"Pass it as an argument, `jax.jit(lambda loader, state: loader.next_batch(state))"
         f"(loader, state)`, or write `@cereal.jit` in place of `@jax.jit`.",
         CaptureWarning,
-        stacklevel=_callers_level(),
+        stacklevel=callers_level(),
     )
 
 
-def _callers_level() -> int:
+def callers_level() -> int:
     """How far up the stack, from `_warn`, the first line is that is not cereal's or JAX's."""
     frame, level, ours = sys._getframe(1), 1, ("cereal.", "jax.")
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(ours):

@@ -27,7 +27,7 @@ from .placement import check_callbacks, layout
 from .placement import place as place
 from .spec import Spec
 from .traced_stage import current
-from .transfer import hand_over, sent
+from .transfer import hand_over, sent, to_device, to_host
 
 if TYPE_CHECKING:
     from .positional import Positional
@@ -81,6 +81,10 @@ def routed_rows(
     source: Positional[Any], words: Any, steps: int, remainder: Any = None
 ) -> tuple[Rows, Any]:
     """The rows of the next steps as NumPy arrays, routed, and the state's words after them."""
+    if source.plan.wide:
+        plan = source.plan.ending(remainder)
+        rows, words = plan.rows_for(to_host(words), steps)
+        return source.route(rows), to_device(words)
     light, words = sent((stripped(source), words))
     rows, words = _routed(light, words, remainder, steps)
     return jax.device_get(rows), words

@@ -18,7 +18,7 @@ import numpy as np
 from .callback import guard
 from .host_data import host_data_in, identity_on_host, living
 from .reading import Reading, reading_as
-from .rows import Rows
+from .rows import Rows, whole_index
 
 if TYPE_CHECKING:
     from .positional import Positional
@@ -32,6 +32,7 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
     for data in host_data_in(source):
         data.before_program()
     service, identity = source.service, identity_on_host(source)
+    received = whole_index if source.plan.wide else lambda rows: rows
     leaves, structure = jax.tree.flatten(source)
     leaves = leaves if service is None else []  # a service has the source itself
     with reading_as(Reading(masked=True)):
@@ -41,14 +42,12 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
 
     def read(requests: list[Any]) -> list[list[np.ndarray]]:
         if service is not None:
-            asked = [(at, jax.tree.unflatten(rows_structure, x)) for _, at, x in requests]
+            asked = [(at, received(rows_structure.unflatten(x))) for _, at, x in requests]
             found = living(service).serve(asked)
         else:
             with reading_as(Reading(masked=True)), jax.no_execution():
                 found = [
-                    jax.tree.unflatten(structure, leaves).fetch(
-                        jax.tree.unflatten(rows_structure, x)
-                    )
+                    structure.unflatten(leaves).fetch(received(rows_structure.unflatten(x)))
                     for leaves, _, x in requests
                 ]
         return [_as_promised(each, outputs, out_structure) for each in found]

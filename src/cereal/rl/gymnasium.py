@@ -25,6 +25,7 @@ from jax.experimental import io_callback
 
 from ..core.callback import as_numpy, forget_kept, guarded
 from ..core.errors import PipelineError, StateError, UsageError
+from ..core.fitting import canonical, narrowed
 from ..core.host_data import HostData, living
 from ..core.spec import Spec, format_spec
 from .environment import Step
@@ -271,7 +272,8 @@ class GymnasiumEnvironments(HostData):
                 f"`{what}` of {self.name} gave {format_spec(array)}, but its observation space "
                 f"promises {format_spec(wanted)}; correct the space or the environment."
             )
-        return np.array(array, jax.dtypes.canonicalize_dtype(space.dtype))
+        name = f"`{what}` of {self.name}"
+        return narrowed(array.astype(space.dtype), canonical(space.dtype), name)
 
     def _numbers(self, found: Any, dtype: Any, what: str) -> np.ndarray:
         array = np.asarray(found)
@@ -280,6 +282,8 @@ class GymnasiumEnvironments(HostData):
                 f"`step` of {self.name} gave {what} of shape {array.shape}; it must give one per "
                 f"environment, ({self.num_envs},)."
             )
+        if array.dtype.kind == "f" and dtype == np.float32:
+            return narrowed(array, np.dtype(np.float32), f"{what} of {self.name}").copy()
         return array.astype(dtype)
 
 

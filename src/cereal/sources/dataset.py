@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..core.array_trees import array_leaves, is_frame, leaves_of_tree, refuse_no_data
 from ..core.errors import PipelineError
 from ..core.host import one_by_one
 from ..core.ordering import Order, Sequential, as_order
-from ..core.permutation import MAX_TRACED
+from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.reading import reading
 from ..core.rows import Rows
@@ -69,6 +70,7 @@ def _length(dataset: Any) -> int:
             f"{_OWNER}: `dataset` is the class {dataset.__name__}, not an instance; write "
             f"`{dataset.__name__}(...)`."
         )
+    refuse_no_data(dataset, _OWNER, "dataset")
     if not is_dataset(dataset):
         hint = "; for what only iterates, write `IterableSource(lambda: iter(...))`"
         raise PipelineError(
@@ -82,10 +84,10 @@ def _length(dataset: Any) -> int:
             f"{_OWNER}: the length of a {type(dataset).__name__} is not known ({error}); for what "
             f"only iterates, write `IterableSource(lambda: iter(...))`."
         ) from error
-    if n < 1 or n > MAX_TRACED:
+    if n < 1 or n > MAX_HOST:
         raise PipelineError(
             f"{_OWNER}: the dataset has {n} elements; there must be at least one, and at most "
-            f"{MAX_TRACED}."
+            f"{MAX_HOST}."
         )
     return n
 
@@ -141,6 +143,7 @@ class InMemoryDataset(ABC):
 
 def as_source(value: Any) -> Any:
     """The source that this data is: arrays, arrays in files, or a dataset; None: no data."""
+    refuse_no_data(value, "stage 0", "data")
     if hasattr(value, "__next__"):
         return None
     if isinstance(value, type) or (callable(value) and not is_dataset(value)):
@@ -148,12 +151,16 @@ def as_source(value: Any) -> Any:
     if isinstance(value, InMemoryDataset):
         return ArraySampleSource(value.as_array_dict(), ordering="sequential")
     # A list is a list of elements, and may be long.
-    leaves = [] if isinstance(value, list) else jax.tree.leaves(value)
-    arrays = bool(leaves) and all(_is_array(leaf) for leaf in leaves)
-    if arrays and any(isinstance(leaf, np.memmap) for leaf in leaves):
+    named = [] if isinstance(value, list) else leaves_of_tree(value, "stage 0", "data")
+    arrays = bool(named) and all(_is_array(leaf) for _, leaf in named)
+    if arrays and any(isinstance(leaf, np.memmap) for _, leaf in named):
         return MemmapSource(value, ordering="sequential")
     if arrays:
         return ArraySampleSource(value, ordering="sequential")
+    if isinstance(value, Mapping) and any(
+        isinstance(x, np.ndarray) or is_frame(x) for _, x in named
+    ):
+        array_leaves(value, "stage 0", "data")  # says which of them is no array of numbers
     return DatasetSource(value) if is_dataset(value) else None
 
 

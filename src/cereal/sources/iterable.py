@@ -9,7 +9,7 @@ from typing import Any
 from ..core.errors import PipelineError
 from ..core.numbers import as_whole
 from ..core.ordering import Order, Sequential
-from ..core.permutation import MAX_TRACED
+from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import Spec
 from ..core.taken import spec_of_element
@@ -54,7 +54,7 @@ class IterableSource(ByElement[Any]):
         self, make_iterator: Callable[..., Iterable[Any]], *, length: int | None = None
     ) -> None:
         n = None if length is None else as_whole(length)
-        if length is not None and (n is None or not 1 <= n <= MAX_TRACED):
+        if length is not None and (n is None or not 1 <= n < MAX_HOST):
             raise PipelineError(f"{_OWNER}: `length` must be a positive integer, got {length!r}.")
         if not callable(make_iterator):
             kind = type(make_iterator).__name__
@@ -63,7 +63,7 @@ class IterableSource(ByElement[Any]):
                 f"{kind}; write `{_OWNER}(lambda: iter(...))`, so that a second epoch can begin."
             )
         data = StreamData(make_iterator, n, _takes_epoch(make_iterator))
-        size = MAX_TRACED if n is None else n
+        size = MAX_HOST if n is None else n
         set_fields(self, data=data, n=size, unknown=n is None, ordering=Sequential())
         set_fields(self, by_epoch=data.with_epoch)
         set_fields(self, spec=Spec(spec_of_element(data.first(self.label))))

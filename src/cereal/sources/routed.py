@@ -173,6 +173,11 @@ def check_part(source: Any, owner: str, what: str) -> None:
             f"iterators before, in `make_iterator`, or write the data with `save_arrays` first."
         )
     _ = source.length  # complains about what is empty or too long
+    if len(source) > MAX_TRACED:
+        raise PipelineError(
+            f"{owner}: {what}, {source.label}, has {len(source)} elements, and what is made of "
+            f"sources counts to {MAX_TRACED}; choose elements in the function that reads them."
+        )
     if source.callbacks:
         raise PipelineError(
             f"{owner}: {what} has a HostCallbackTransform, which runs once per batch; put it after "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.capture import callers_level
 from ..core.errors import PipelineError
 from ..core.host_data import HostFunction
 from ..core.host_stage import as_host_function, below_host_stage, in_short, stack_batches
@@ -122,6 +124,7 @@ class BatchTransform(Transform[Any, Any]):
         batched = Batched(source, self, _agreed(self, source), spec)
         if batched.remainder == "drop":
             _check_fits(batched.lanes, source.length)
+        _warn_of_repeats(batched, source)
         return batched
 
     def _collated(self, source: Source[Any]) -> Source[Any]:
@@ -151,6 +154,7 @@ class BatchTransform(Transform[Any, Any]):
         batched = CollatedBatches(source, self, spec)
         if self.drop_last:
             _check_fits(batched.lanes, source.length)
+        _warn_of_repeats(batched, source)
         return batched
 
 
@@ -188,6 +192,20 @@ def _agreed(batch: BatchTransform, source: Positional[Any]) -> Remainder:
     raise PipelineError(
         f"{batch.label} over {source.label}: the two batchings have different rules for the end "
         f"of an epoch; give the rule once, to the outer one."
+    )
+
+
+def _warn_of_repeats(batched: Positional[Any], source: Positional[Any]) -> None:
+    """Says it once if every batch has elements several times."""
+    size, n = batched.plan.batch, source.length
+    if batched.remainder != "wrap" or source.order.samples or not source.plan.batch <= n < size:
+        return
+    warnings.warn(
+        f"{batched.label} over {n} elements: a batch is larger than the data, so every batch has "
+        f"elements several times, of {-(-size // n)} epochs or more; for one batch with all "
+        f"elements write `BatchTransform({n})`, or pass `pad_last_batch=True` and use the mask. "
+        f"(If it is meant, `RepeatSource(source, {-(-size // n)})` says so.)",
+        stacklevel=callers_level(),
     )
 
 

@@ -16,6 +16,7 @@ from ..core.errors import PipelineError
 from ..core.gathered import explicit_mesh
 from ..core.host import HostIndexed
 from ..core.ordering import Order
+from ..core.permutation import MAX_TRACED
 from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows
@@ -92,6 +93,11 @@ def _check(source: Any, label: str) -> None:
         raise PipelineError(
             f"{label} comes after {source.label}, whose number of elements is not known; pass "
             f"`IterableSource(make_iterator, length=...)`."
+        )
+    if len(source) > MAX_TRACED:
+        raise PipelineError(
+            f"{label} comes after {source.label}, which has {len(source)} elements; a cache keeps "
+            f"at most {MAX_TRACED}."
         )
     if source.random_stages:
         raise PipelineError(

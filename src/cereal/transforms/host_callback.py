@@ -11,6 +11,7 @@ from jax.experimental import io_callback
 
 from ..core.callback import as_numpy, guarded
 from ..core.errors import PipelineError
+from ..core.fitting import canonical, narrowed
 from ..core.function import Function, as_function
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import Source
@@ -81,7 +82,8 @@ class HostCallbackTransform(Stage[Any, Any]):
                 f"{self.label} returned None, but `element_spec_override` promises "
                 f"{self.override}; return the new batch."
             )
-        result = jax.tree.map(_canonical, batch if result is None else result)
+        result = batch if result is None else result
+        result = jax.tree_util.tree_map_with_path(_canonical, result)
         if Spec(result) != promised:
             raise PipelineError(
                 f"{self.label} returned {format_spec(result)} instead of {promised}; return the "
@@ -93,7 +95,8 @@ class HostCallbackTransform(Stage[Any, Any]):
         return super().__call__(source)
 
 
-def _canonical(leaf: Any) -> np.ndarray:
+def _canonical(path: Any, leaf: Any) -> np.ndarray:
     """As JAX would take it: float64 is float32 unless 64-bit types are on."""
     array = np.asarray(leaf)
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    name = lambda: f"`batch{jax.tree_util.keystr(path)}`"  # noqa: E731
+    return narrowed(array, canonical(array.dtype), name)

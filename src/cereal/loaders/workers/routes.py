@@ -35,6 +35,7 @@ class Routes:
         self._chunks = steps_at_once is not None  # several steps as one: [steps, *lanes]
         self._each = steps_at_once or 1
         self._remainder: Remainder | None = remainder
+        compiled = compiled and not source.plan.wide
         lanes = source.plan.batch * self._each
         most = _LANES if compiled else _LANES // 8
         self._size = max(1, most // lanes)
