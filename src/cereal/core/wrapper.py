@@ -98,6 +98,10 @@ class PositionalWrapper(Wrapper[T_co], Positional[T_co]):
         return self.source.masks
 
     @property
+    def varies(self) -> bool:
+        return self.source.varies
+
+    @property
     def random(self) -> bool:
         return self.source.random or self.random_stages > 0
 

@@ -140,12 +140,12 @@ class HostIterator(PositionalIterator[T]):
 
     def _epoch_is_over(self, step: int) -> bool:
         epoch, offset = self._position(step)
-        end = self._source.stream.end_of(epoch)
+        end = self._source.stream.end_of(self._key, epoch)
         return end is not None and offset + self._least > end
 
     def _next_epoch(self, step: int) -> Any:
         epoch, offset = self._position(step)
-        end = self._source.stream.end_of(epoch) or 0
+        end = self._source.stream.end_of(self._key, epoch) or 0
         nothing = offset == 0 and end < self._least
         left = self._left
         self.close()
