@@ -27,7 +27,7 @@ def infer_spec(stage: Stage[Any, Any], source: Source[Any], lanes: tuple[int, ..
     if stage.random:
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), lanes or (1,)))
         keys = keys if lanes else jax.eval_shape(lambda k: k[0], keys)
-    mask = jax.ShapeDtypeStruct(lanes, jnp.bool_)
+    mask = jax.ShapeDtypeStruct(source.mask_shape, jnp.bool_)
     spec = source.element_spec()
     try:
         out = jax.eval_shape(

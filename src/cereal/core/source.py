@@ -89,6 +89,11 @@ class Source(ABC, Generic[T_co]):
         return ()
 
     @property
+    def mask_shape(self) -> tuple[int, ...]:
+        """The shape of a step's mask: `lanes`, unless a stage masks something finer."""
+        return self.lanes
+
+    @property
     def callbacks(self) -> tuple[Any, ...]:
         """The Python functions that a step runs, which must run exactly once, in order."""
         return ()

@@ -61,6 +61,10 @@ class Stage(Transform[A, B]):
         `keys` has one key per lane for a random stage and is None for others.
         """
 
+    def mask_shape(self, source: Source[Any]) -> tuple[int, ...]:
+        """The shape of the masks that it makes of those of a source."""
+        return source.mask_shape
+
     @property
     def callbacks(self) -> tuple[Any, ...]:
         """The Python functions that this stage runs once per batch."""

@@ -31,6 +31,10 @@ class Wrapper(Source[T_co]):
         return self.source.lanes
 
     @property
+    def mask_shape(self) -> tuple[int, ...]:
+        return self.source.mask_shape
+
+    @property
     def callbacks(self) -> tuple[Any, ...]:
         return self.source.callbacks
 

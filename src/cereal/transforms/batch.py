@@ -209,6 +209,10 @@ class Batched(PositionalWrapper[T_co]):
         return (self.batch.batch_size, *self.source.lanes)
 
     @property
+    def mask_shape(self) -> tuple[int, ...]:
+        return (self.batch.batch_size, *self.source.mask_shape)
+
+    @property
     def remainder(self) -> Remainder:
         return self.rule
 
@@ -271,6 +275,10 @@ class BatchedStream(StreamWrapper[T_co]):
     @property
     def lanes(self) -> tuple[int, ...]:
         return (self.batch.batch_size, *self.source.lanes)
+
+    @property
+    def mask_shape(self) -> tuple[int, ...]:
+        return (self.batch.batch_size, *self.source.mask_shape)
 
     @property
     def steps_per_epoch(self) -> int:  # type: ignore[override]

@@ -37,6 +37,10 @@ class CollatedBatches(HostBatchNode[T_co]):
         return (self.batch.batch_size,)
 
     @property
+    def mask_shape(self) -> tuple[int, ...]:
+        return self.lanes
+
+    @property
     def remainder(self) -> Remainder:
         return self.batch.remainder
 
