@@ -10,12 +10,14 @@ or by a new one that skips.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import logging
 import threading
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -101,7 +103,8 @@ class StreamData(ElementData):
         self._held: OrderedDict[tuple[Run, int], Any] = OrderedDict()
         self._ends: dict[Run, int] = {}
         self._marks: deque[Bookmark] = deque(maxlen=_MOST_BOOKMARKS)
-        self._warned = False
+        self._warned = self._peeking = False
+        self._peeked: dict[tuple[Run, int], Any] = {}
         self.no_bookmark: Any = None
         self.shared = False  # whether one iterable serves all epochs, and its state with it
 
@@ -136,6 +139,19 @@ class StreamData(ElementData):
     def _run(self, key: Any, epoch: int) -> Run:
         return Run(epoch, (int(key[0]), int(key[1])) if self._given > 1 else None)
 
+    @contextlib.contextmanager
+    def peeked(self) -> Iterator[None]:
+        """Within it, what is read will be given again to who asks, without another iterator."""
+        self._peeking = True
+        try:
+            yield
+        finally:
+            self._peeking = False
+            self.window = max(self.window, len(self._peeked))
+            for at, value in self._peeked.items():
+                self._hold(at, value)
+            self._peeked.clear()
+
     def end_of(self, key: Any, epoch: int) -> int | None:
         """How many elements an epoch has, if its end was seen."""
         return self._ends.get(self._run(key, epoch))
@@ -144,15 +160,17 @@ class StreamData(ElementData):
         values = []
         epochs, positions = rows.epoch.tolist(), rows.index.tolist()
         runs = {epoch: self._run(rows.key, epoch) for epoch in set(epochs)}
+        places = [(runs[epoch], at) for epoch, at in zip(epochs, positions, strict=True)]
         with self._lock:
-            for lane, (epoch, position) in enumerate(zip(epochs, positions, strict=True)):
-                at = (runs[epoch], position)
+            for lane, at in enumerate(places):
                 try:
                     value = at_element(label, rows, lane, lambda at=at: self._element(at))
                 except _Dead as dead:
                     raise dead.reported(label, rows) from None
                 values.append(value)
-            self._mark(runs[epochs[-1]])
+                if self._peeking and value is not SKIPPED:
+                    self._peeked[at] = value
+            self._mark(places[-1][0])
         keep = np.array([value is not SKIPPED for value in values])
         return Taken(len(values), one=values.__getitem__, keep=keep)
 
