@@ -36,3 +36,12 @@ def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
     count = jnp.maximum(jnp.sum(wide, dtype=jnp.int32), 1).astype(exact)
     total = jnp.sum(jnp.where(wide, values, jnp.zeros_like(values)), dtype=exact)
     return (total / count).astype(values.dtype)
+
+
+def note_unbatched(error: Exception, mask: jax.Array) -> None:
+    """Writes into an error of a function of batches that it was given a single element."""
+    if jnp.ndim(mask) == 0:
+        error.add_note(
+            "cereal: nothing batches in this pipeline, so `batch` was a single element, without an "
+            "axis of elements; add `BatchTransform(128)` to the list of stages."
+        )

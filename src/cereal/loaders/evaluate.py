@@ -15,6 +15,7 @@ from ..core.capture import eager, resolve
 from ..core.errors import UsageError
 from ..core.function import Function, as_function, takes_second
 from ..core.host_data import identity_on_host
+from ..core.masked import note_unbatched
 from ..core.position import Remainder
 from ..core.positional import Positional
 from ..core.source import Source
@@ -136,7 +137,11 @@ def _adding(function: Function) -> Any:
     with_mask = takes_second(function, "mask")
 
     def body(carry: None, batch: Any, mask: Any) -> tuple[None, Any]:
-        values = function(batch, mask) if with_mask else function(batch)
+        try:
+            values = function(batch, mask) if with_mask else function(batch)
+        except Exception as error:
+            note_unbatched(error, mask)
+            raise
         return carry, (jax.tree_util.tree_map_with_path(summed(mask), values), _count(mask))
 
     def summed(mask: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from ..core.errors import PipelineError
 from ..core.function import arguments_taken
@@ -46,6 +46,12 @@ class IterableSource(ByElement[Any]):
     >>> [batch[mask].tolist() for batch, mask in loader]
     [[0, 1], [4, 9], [16]]
     """
+
+    no_ordering: ClassVar[str] = (
+        "what only iterates has its own order: shuffle in `make_iterator(epoch, key)`, which is "
+        "given the number of the epoch and the loader's key; what can be read by index is "
+        '`DatasetSource(dataset, ordering="shuffle")`'
+    )
 
     data: Any
     n: int = static_field()
