@@ -128,7 +128,7 @@ def test_its_own_shuffle_and_augmentation_differ_between_epochs(workers: int) ->
         loader = loader_of(dataset, workers)
         found = rows(loader, loader.init_state(0), epochs=3)["label"].tolist()
         assert found == own_epochs(dataset)
-        check_in_second_epoch(loader, dataset, found)
+        check_in_second_epoch(loader_of(dataset, workers), dataset, found)
 
 
 def check_in_second_epoch(loader: DataLoader[Any], dataset: Any, found: list[Any]) -> None:

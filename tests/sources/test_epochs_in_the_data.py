@@ -94,10 +94,10 @@ def test_sample_fn_is_given_the_epoch_if_it_takes_one(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 1, 4])
 def test_make_iterator_is_given_epoch_and_key_if_it_takes_them(workers: int) -> None:
     loader = DataLoader([IterableSource(by_key), BatchTransform(4)], workers=workers)
-    for key in (0, 7, 0):
+    for key in (0, 7):
         wanted = [*by_key(0, words(key)), *by_key(1, words(key))]
         assert elements(loader, key) == wanted
-    assert elements(loader, 0) != elements(loader, 7)
+    assert [*by_key(0, words(0))] != [*by_key(0, words(7))]
 
 
 def test_the_key_is_that_of_jax() -> None:

@@ -51,7 +51,8 @@ def test_a_function_that_refuses_copies_is_given_a_real_batch() -> None:
 
 
 def test_a_batch_larger_than_the_data_begins_again() -> None:
-    sizes = DataLoader([TEXTS[:2], BatchTransform(5, collate=to_the_longest)])
+    batches = BatchTransform(5, collate=to_the_longest, pad_last_batch=True)
+    sizes = DataLoader([TEXTS[:2], batches])
     assert sizes.element_spec().shape == (5, 3)
 
 
