@@ -106,7 +106,7 @@ def test_a_batch_unlike_the_stated_shape_is_an_error_that_names_both() -> None:
     shape = {"x": jax.ShapeDtypeStruct((2, 5), np.int32)}
     batches = BatchTransform(2, collate=lambda many: {"x": to_the_longest(many)}, spec=shape)
     loader = DataLoader([TEXTS, batches])
-    match = r"returned \{x: int32\[2,3\]\}, but `spec=` says \{x: int32\[2,5\]\}; all batches"
+    match = r"returned \{x: int32\[2,3\]\}, but \{x: int32\[2,5\]\} by `spec=`; all batches"
     with pytest.raises(PipelineError, match=match):
         loader.batch_at(0, 0)
 
@@ -133,3 +133,13 @@ def test_a_wrong_statement_is_refused(spec: Any, match: str) -> None:
 def test_a_statement_about_nothing_is_refused() -> None:
     with pytest.raises(PipelineError, match=r"`spec=` says what a `collate=` function returns"):
         BatchTransform(2, spec=jax.ShapeDtypeStruct((2,), np.int32))
+
+
+def test_a_function_of_batches_whose_shape_varies_names_both() -> None:
+    def values(batch: Any) -> Any:
+        return np.unique(batch)
+
+    loader = DataLoader([np.array([1, 1, 1, 2]), BatchTransform(2), HostMapTransform(values)])
+    match = r"HostMapTransform\(values\) returned int32\[2\], but int32\[1\] when it was built; all"
+    with pytest.raises(PipelineError, match=match):
+        loader.batch_at(0, 1)

@@ -10,13 +10,13 @@ import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.host_data import HostFunction
-from ..core.host_stage import HostBatchNode, in_short
+from ..core.host_stage import HostBatchNode, as_promised, in_short
 from ..core.position import Remainder
 from ..core.pytree import pytree_dataclass, set_copy, static_field
 from ..core.reading import SKIPPED
 from ..core.rows import Rows, host_rows_at
 from ..core.spec import Spec, format_spec
-from ..core.taken import as_arrays, check_arrays, protected, spec_of_element
+from ..core.taken import check_arrays, protected, spec_of_element
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -130,16 +130,10 @@ def collate_as_arrays(batch: Any, elements: list[Any], promised: Spec | None) ->
         raise PipelineError(f"{batch.label}: `collate` returned None; did it forget to `return`?")
     spec = Spec(spec_of_element(made)) if promised is None else promised
     check_arrays(spec.tree, batch.label, "return arrays and numbers from `collate`")
-    try:
-        return as_arrays(made, spec)
-    except PipelineError as error:
-        found = Spec(spec_of_element(made))
-        if found == spec:  # a number that does not fit
-            raise
-        known = f"{spec} for the first batch" if batch.spec is None else f"`spec=` says {spec}"
-        raise PipelineError(
-            f"{batch.label}: `collate` returned {found}, but {known}; all batches must have one "
-            f"shape and dtype. Pad to a fixed length, by `collate=pad_collate(max_length=...)` or "
-            f"in your function, and state what it returns: `BatchTransform({batch.batch_size}, "
-            f"collate=fn, spec=...)`, a tree of `jax.ShapeDtypeStruct(shape, dtype)`."
-        ) from error
+    known = "for the first batch" if batch.spec is None else "by `spec=`"
+    fix = (
+        f"Pad to a fixed length, by `collate=pad_collate(max_length=...)` or in your function, and "
+        f"state what it returns: `BatchTransform({batch.batch_size}, collate=fn, spec=...)`, a "
+        f"tree of `jax.ShapeDtypeStruct(shape, dtype)`."
+    )
+    return as_promised(made, spec, f"{batch.label}: `collate` returned", known, fix)
