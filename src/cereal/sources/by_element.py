@@ -60,11 +60,13 @@ class ElementData(HostData):
 
     def read(self, label: str, rows: Rows) -> Taken:
         indices, read = rows.index.tolist(), self.one
-        places = [(index,) for index in indices]
-        if self.by_epoch:
-            places = list(zip(indices, rows.epoch.tolist(), strict=True))
 
         def one(lane: int) -> Any:
-            return at_element(label, rows, lane, lambda: read(*places[lane]))
+            return at_element(label, rows, lane, lambda: read(indices[lane]))
 
-        return Taken(len(indices), one=one)
+        epochs = rows.epoch.tolist() if self.by_epoch else []
+
+        def one_in_epoch(lane: int) -> Any:
+            return at_element(label, rows, lane, lambda: read(indices[lane], epochs[lane]))
+
+        return Taken(len(indices), one=one_in_epoch if self.by_epoch else one)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -118,9 +119,11 @@ class _Dataset(ElementData):
         super().__init__(by_epoch=stride > 0)
         self.dataset, self._stride = dataset, stride
         self._many = getattr(dataset, "__getitems__", None)
+        if stride:
+            self.one = partial(_in_epoch, dataset, stride)  # type: ignore[method-assign]
 
-    def one(self, index: int, epoch: int = 0) -> Any:  # type: ignore[override]
-        return self.dataset[epoch * self._stride + index]
+    def one(self, index: int) -> Any:  # type: ignore[override]
+        return self.dataset[index]
 
     def read(self, label: str, rows: Rows) -> Taken:
         if self._many is None or self.by_epoch or len(rows.index) == 1:
@@ -145,6 +148,10 @@ class _Dataset(ElementData):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Dataset, (self.dataset, self._stride)
+
+
+def _in_epoch(dataset: Any, stride: int, index: int, epoch: int) -> Any:
+    return dataset[epoch * stride + index]
 
 
 class InMemoryDataset(ABC):
