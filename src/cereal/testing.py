@@ -101,7 +101,7 @@ def check_source(source: Source[Any], key: Any = 0, *, policy_state: Any = None)
         found = Spec(jax.tree.map(jnp.asarray, element))
         assert found == spec, f"{what}: gives {found}, element_spec says {spec}"
         assert jnp.asarray(mask).dtype == jnp.bool_, f"{what}: the mask is {mask.dtype}, not bool"
-        assert jnp.shape(mask) == source.lanes, f"{what}: the mask has shape {jnp.shape(mask)}"
+        assert jnp.shape(mask) == source.mask_shape, f"{what}: the mask has shape {jnp.shape(mask)}"
         assert_same(source.next(state), (element, mask, after), f"{what}, asked twice")
         assert_same(compiled(source, state), (element, mask, after), f"{what}, under jit")
         state = after

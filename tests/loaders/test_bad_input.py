@@ -171,8 +171,19 @@ def test_an_undecorated_source_names_the_decorator(pipeline: Any, where: str) ->
         ({"batch_size": 32}, r"no `batch_size=`; add `BatchTransform\(32\)` to the list of stages"),
         (
             {"shuffle": True},
-            r'no `shuffle=`; write `ArraySampleSource\(data, ordering="shuffle"\)`',
+            r'no `shuffle=`; write `ArraySampleSource\(data, ordering="shuffle"\)`, or for a '
+            r'dataset `DatasetSource\(dataset, ordering="shuffle"\)`: what stands bare in the list '
+            "is read in its own order",
         ),
+        ({"worker_init_fn": len}, "leave it out: workers are threads .*HostRandomMapTransform"),
+        ({"multiprocessing_context": "spawn"}, "leave it out: workers are threads"),
+        (
+            {"batch_sampler": [[1]]},
+            r"write `DatasetSource\(dataset, ordering=indices\)`.*behind",
+        ),
+        ({"generator": 0}, r"no `generator=`; write `loader.init_state\(jax.random.key\(0\)\)`"),
+        ({"seed": 0}, r"no `seed=`; write `loader.init_state\(jax.random.key\(0\)\)`"),
+        ({"in_order": True}, "batches come in their order"),
         ({"num_workers": 4}, "no `num_workers=`; write `workers=4`"),
         (
             {"drop_last": True},

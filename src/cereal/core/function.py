@@ -63,25 +63,27 @@ def takes_second(fn: Any, name: str) -> bool:
 
     A second parameter counts if it has no default, or if it is called `name`.
     """
-    found = _positional(fn)
-    if len(found) < 2:
-        return False
-    return found[1].default is inspect.Parameter.empty or found[1].name == name
+    return len(arguments_taken(fn, ("", name), least=1)) == 2
 
 
-def second_parameter(fn: Any) -> str | None:
-    """What the second parameter of a function is called."""
-    found = _positional(fn)
-    return found[1].name if len(found) > 1 else None
+def arguments_taken(fn: Any, names: tuple[str, ...], least: int = 0) -> tuple[str, ...]:
+    """With how many of these arguments, in their order, to call `fn`: its own names for them.
 
-
-def _positional(fn: Any) -> list[inspect.Parameter]:
+    The first `least` in any case. A further one counts if `fn` has no default for it, or calls
+    it by that name.
+    """
     try:
         parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):  # some built-ins have no signature; they take one value
-        return []
+    except (TypeError, ValueError):  # some built-ins have no signature
+        return names[:least]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p for p in parameters if p.kind in kinds]
+    positional = [p for p in parameters if p.kind in kinds]
+    taken = list(names[:least])
+    for name, parameter in list(zip(names, positional, strict=False))[least:]:
+        if parameter.default is not inspect.Parameter.empty and parameter.name != name:
+            break
+        taken.append(parameter.name)
+    return tuple(taken)
 
 
 def as_decision(keep: Any, owner: str) -> Any:

@@ -55,9 +55,14 @@ class Positional(Source[T_co]):
         return False
 
     @property
+    def varies(self) -> bool:
+        """Whether the data itself gives other elements in another epoch, whatever the order."""
+        return False
+
+    @property
     def random(self) -> bool:
-        """Whether what a step gives depends on the key."""
-        return self.order.random or self.random_stages > 0
+        """Whether what a step gives depends on the key, or epochs differ."""
+        return self.order.random or self.random_stages > 0 or self.varies
 
     def route(self, rows: Rows) -> Rows:
         """The rows with what is below them, found by arithmetic ahead of reading.
@@ -307,7 +312,7 @@ class IndexedSource(Positional[T_co]):
 
     @property
     def random(self) -> bool:
-        return self.order.random or self.keyed
+        return self.order.random or self.keyed or self.varies
 
     def read(self, rows: Rows) -> tuple[T_co, Any]:
         """Reads rows of one axis, or a single row."""

@@ -33,7 +33,7 @@ def infer_spec(
             lambda: jax.random.split(jax.random.key(0, impl=KEY_TYPE), lanes or (1,))
         )
         keys = keys if lanes else jax.eval_shape(lambda k: k[0], keys)
-    mask = jax.ShapeDtypeStruct(lanes, jnp.bool_)
+    mask = jax.ShapeDtypeStruct(source.mask_shape, jnp.bool_)
     spec = source.element_spec()
     try:
         stage = traced_stage(stage, (spec, mask, keys), lanes)

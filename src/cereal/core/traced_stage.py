@@ -58,6 +58,10 @@ class TracedStage:
     placement = property(lambda self: self.traits.placement)
     callbacks = ()
 
+    def mask_shape(self, source: Any) -> tuple[int, ...]:
+        """The shape of masks after this stage, none of which with functions changes it."""
+        return source.mask_shape
+
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
         del lanes
         own, closed_over = self.arrays

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..core.errors import UsageError
+from ..core.masked import note_unbatched
 from ..core.placement import placed
 from ..core.position import Remainder
 from ..core.positional import Positional, step_ending
@@ -116,7 +117,11 @@ def checked_body(body_fn: BodyFn) -> BodyFn:
     """A body that says so if it does not return a carry and an output."""
 
     def body(carry: Any, batch: Any, mask: Any) -> tuple[Any, Any]:
-        result = body_fn(carry, batch, mask)
+        try:
+            result = body_fn(carry, batch, mask)
+        except Exception as error:
+            note_unbatched(error, mask)
+            raise
         if not isinstance(result, tuple) or len(result) != 2:
             raise UsageError(
                 f"`body_fn` must return (carry, output), returned {type(result).__name__}; "

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from ..core.callback import raise_kept, raising
 from ..core.capture import eager, resolve
 from ..core.errors import UsageError
-from ..core.function import second_parameter, takes_second
+from ..core.function import arguments_taken
 from ..core.host_data import identity_on_host
+from ..core.masked import note_unbatched
 from ..core.placement import check_given
 from ..core.position import Remainder
 from ..core.positional import Positional
@@ -129,8 +130,11 @@ def _metrics(fn: Any) -> Any:
     """From a batch to the sums of the metrics and the number of elements."""
 
     def metrics(args: Any, batch: Any, mask: Any) -> Any:
-        with_mask = _takes_mask(fn, bool(args))
-        values = fn(batch, mask, *args) if with_mask else fn(batch, *args)
+        try:
+            values = fn(batch, mask, *args) if _takes_mask(fn, args) else fn(batch, *args)
+        except Exception as error:
+            note_unbatched(error, mask)
+            raise
         return jax.tree_util.tree_map_with_path(summed(mask), values), _count(mask)
 
     def summed(mask: Any) -> Any:
@@ -139,11 +143,10 @@ def _metrics(fn: Any) -> Any:
     return metrics
 
 
-def _takes_mask(fn: Any, with_args: bool) -> bool:
+def _takes_mask(fn: Any, args: tuple[Any, ...]) -> bool:
     """Whether the second argument is the mask; with arguments of the user's, only by its name."""
-    if with_args:
-        return second_parameter(fn) == "mask"
-    return takes_second(fn, "mask")
+    taken = arguments_taken(fn, ("", "mask"), least=1)
+    return len(taken) == 2 and (not args or taken[1] == "mask")
 
 
 def _masked_sum(leaf: Any, mask: Any, path: str) -> Any:

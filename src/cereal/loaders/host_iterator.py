@@ -125,12 +125,12 @@ class HostIterator(WalkingIterator[T]):
 
     def _epoch_is_over(self, step: int) -> bool:
         epoch, offset = self._walk.at(step)
-        end = self._source.stream.end_of(epoch)
+        end = self._source.stream.end_of(self._walk.key, epoch)
         return end is not None and offset + self._least > end
 
     def _next_epoch(self, step: int) -> Any:
         epoch, offset = self._walk.at(step)
-        end = self._source.stream.end_of(epoch) or 0
+        end = self._source.stream.end_of(self._walk.key, epoch) or 0
         nothing = offset == 0 and end < self._least
         following = Walk(self._source, self._walk.key, epoch + 1, 0)
         following.total = self._left

@@ -153,4 +153,4 @@ def _body(source: Any, carry: Any, body_fn: Any) -> Body:
 
 def specs_of_step(source: Any) -> tuple[Any, Any]:
     """What a step gives: the batch and its mask."""
-    return source.element_spec(), jax.ShapeDtypeStruct(source.lanes, np.bool_)
+    return source.element_spec(), jax.ShapeDtypeStruct(source.mask_shape, np.bool_)

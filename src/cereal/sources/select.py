@@ -74,8 +74,9 @@ def select(
 
 
 def _check_stable(source: Any) -> None:
-    if source.random_stages or not source.fixed:
+    if source.random_stages or source.varies or not source.fixed:
         what = "has a random stage" if source.random_stages else "mixes sources"
+        what = "reads data that depends on the epoch" if source.varies else what
         raise PipelineError(
             f"select: {source.label} {what}, so its elements change from epoch to epoch; select "
             f"first, or mask with FilterTransform(fn)."

@@ -104,10 +104,16 @@ def _check(source: Any, label: str) -> None:
             f"{label} comes after a random stage: every epoch would see the augmentation of the "
             f"first. Move the random stage below the CacheTransform."
         )
-    if not source.fixed:
+    if source.varies or not source.fixed:
+        fix = "cache its sources instead"
+        if source.varies:
+            fix = (
+                "leave the cache out, or make them functions of the index alone and augment below "
+                "the CacheTransform, in a HostRandomMapTransform"
+            )
         raise PipelineError(
-            f"{label} comes after {source.label}, whose elements change from epoch to epoch; cache "
-            f"its sources instead."
+            f"{label} comes after {source.label}, whose elements change from epoch to epoch: every "
+            f"epoch would see those of the first; {fix}."
         )
     if source.callbacks:
         raise PipelineError(
