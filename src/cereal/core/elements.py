@@ -10,7 +10,7 @@ import numpy as np
 
 from .execute import read_fetched
 from .positional import IndexedSource
-from .rows import host_rows_at
+from .rows import routed_at
 from .spec import Spec
 
 _MOST_BYTES = 16 * 2**20
@@ -26,7 +26,7 @@ def read_elements(
     that were many programs: `sizes` remembers those that there are.
     """
     n = len(indices)
-    rows = source.fetch(source.route(host_rows_at(indices)))
+    rows = source.fetch(routed_at(source, indices))
     size = _program_size(n, set() if sizes is None else sizes)
     if size > n:
         rows = rows.map(lambda x: np.resize(x, (size, *x.shape[1:])) if x.ndim else x)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .ordering import Order
+from .permutation import MAX_TRACED
 from .position import Remainder, epochs_touched, starts, steps_in
 from .pytree import pytree_dataclass
 from .threefry import STAGE, key_for, threefry
@@ -92,6 +93,21 @@ def host_rows_at(indices: np.ndarray, key: Any = None, epoch: int = 0) -> Rows:
     """The same in NumPy."""
     key = np.zeros(2, np.uint32) if key is None else key
     return Rows(key, np.full(indices.shape, epoch, np.uint32), indices.astype(np.int64), None)
+
+
+def routed_at(source: Any, indices: np.ndarray, key: Any = None, epoch: int = 0) -> Rows:
+    """Rows of these indices of a source in NumPy, routed, with the types that programs give them.
+
+    Arithmetic on the host has 64 bits, and with 64-bit types on a stage would see them.
+    """
+    rows = host_rows_at(indices, key, epoch)
+    routed = source.route(rows).replaced(key=rows.key)
+    return routed if source.length > MAX_TRACED else routed.map(narrow)
+
+
+def narrow(x: Any) -> Any:
+    """An index as compiled code counts; in NumPy, and under 64-bit types, it may be wider."""
+    return x.astype(np.int32) if x.dtype == np.int64 else x
 
 
 @dataclasses.dataclass(frozen=True)

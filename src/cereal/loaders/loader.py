@@ -23,7 +23,7 @@ from ..core.position import starts
 from ..core.positional import Positional
 from ..core.pytree import sealed_pytree_dataclass, set_fields
 from ..core.reading import SKIPPED
-from ..core.rows import host_rows_at
+from ..core.rows import routed_at
 from ..core.source import Mask, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
 from ..monitor.drawing import draw, summary
@@ -348,7 +348,7 @@ class DataLoader(Generic[T]):
                 f"`index` must be an integer from 0 to {len(source) - 1}, got {index!r}."
             )
         words = np.asarray(key_words(key))
-        rows = source.route(host_rows_at(np.array([whole]), words, epoch)).replaced(key=words)
+        rows = routed_at(source, np.array([whole]), words, epoch)
         if source.produces:
             found = source.produce(rows).element(0)
             if found is SKIPPED:
