@@ -100,6 +100,96 @@ def fn(x): return Scale.apply(x)""",
 helpers = types.ModuleType("helpers")
 exec("def scale(x): return x * VALUE", helpers.__dict__)
 def fn(x): return helpers.scale(x)""",
+    "a class constant that is a tuple": """
+class Scale:
+    K = (VALUE,)
+    def __call__(self, x): return x * self.K[0]
+fn = Scale()""",
+    "a class constant that is a list": """
+class Scale:
+    K = [VALUE]
+def fn(x): return x * Scale.K[0]""",
+    "a class constant that is a dict": """
+class Scale:
+    K = {"k": {"inner": VALUE}}
+    def __call__(self, x): return x * self.K["k"]["inner"]
+fn = Scale()""",
+    "a class constant that is an array": """
+class Scale:
+    K = np.array([VALUE])
+    def __call__(self, x): return x * self.K
+fn = Scale()""",
+    "a class constant of a parent": """
+class Parent:
+    K = (VALUE,)
+class Scale(Parent):
+    def __call__(self, x): return x * self.K[0]
+fn = Scale()""",
+    "a class constant beside a lock": """
+class Scale:
+    A = threading.Lock()
+    K = (VALUE,)
+    def __call__(self, x): return x * self.K[0]
+fn = Scale()""",
+    "a member of an enum": """
+class Kind(enum.Enum):
+    A = VALUE
+    B = 7
+def fn(x): return x * Kind.A.value""",
+    "an enum's member that it holds": """
+class Kind(enum.Enum):
+    A = VALUE
+def make(kind): return lambda x: x * kind.value
+fn = make(Kind.A)""",
+    "a value in a slot": """
+class Scale:
+    __slots__ = ("k",)
+    def __init__(self, k): self.k = k
+    def __call__(self, x): return x * self.k
+fn = Scale(VALUE)""",
+    "a decorating object": """
+class Times:
+    def __init__(self, fn, k): functools.update_wrapper(self, fn); self.k = k
+    def __call__(self, x): return self.__wrapped__(x) * self.k
+fn = Times(lambda x: x, VALUE)""",
+    "an attribute of the function": """
+def fn(x): return x * fn.k
+fn.k = VALUE""",
+    "the method of a dict": "fn = {1: VALUE}.get",
+    "a function under np.vectorize": "def h(x): return x * VALUE\nfn = np.vectorize(h)",
+    "a method under np.vectorize": """
+class Scale:
+    K = (VALUE,)
+    def apply(self, x): return x * self.K[0]
+fn = np.vectorize(Scale().apply)""",
+    "a function in a library's object": """
+def h(x): return x * VALUE
+fn = collections.deque([h])""",
+    "a function in a partial in a library's object": """
+def h(k, x): return x * k * VALUE
+fn = operator.methodcaller("get", functools.partial(h, 3))""",
+    "a function imported inside of it": """
+module("elsewhere", "def h(x): return x * VALUE")
+def fn(x):
+    from elsewhere import h
+    return h(x)""",
+    "a module imported inside of it": """
+module("elsewhere", "def h(x): return x * VALUE")
+def fn(x):
+    import elsewhere
+    return elsewhere.h(x)""",
+    "a module of a module": """
+module("elsewhere", "def h(x): return x * VALUE")
+module("between", "import elsewhere as deep")
+import between
+def fn(x): return between.deep.h(x)""",
+    "an array of objects": "K = np.array([None, VALUE], object)\ndef fn(x): return x * K[1]",
+    "a list with a name": """
+class Scales(list):
+    pass
+K = Scales([1])
+K.k = VALUE
+def fn(x): return x * K.k""",
     "the weights of a model": """
 @cereal.pytree_dataclass
 class Model:
@@ -143,16 +233,21 @@ fn = Own()""",
 }
 
 LOAD = """
-import functools, sys, types
+import collections, enum, functools, operator, sys, threading, types
 import jax, jax.numpy as jnp, numpy as np
 import cereal
 from cereal.core.digest import digest
 
+def module(name, text):
+    made = sys.modules[name] = types.ModuleType(name)
+    exec(text, made.__dict__)
+
+LIBRARIES = [collections, enum, functools, operator, threading, types, jax, cereal]
+
 def load(text):
     module = types.ModuleType("project")
-    module.__dict__.update(
-        functools=functools, types=types, jax=jax, jnp=jnp, np=np, cereal=cereal
-    )
+    module.__dict__.update({each.__name__: each for each in LIBRARIES})
+    module.__dict__.update(jnp=jnp, np=np, module=globals()["module"])
     sys.modules["project"] = module
     exec(text, module.__dict__)
     return module.fn
@@ -172,7 +267,8 @@ print(json.dumps({{name: digest(how(text)) for name, text in json.load(sys.stdin
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Any]:
     """What a project's file calls `fn`, as it is before (1) or after (2) an edit."""
-    monkeypatch.setitem(sys.modules, "project", types.ModuleType("project"))
+    for name in ("project", "elsewhere", "between"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     scope: dict[str, Any] = {}
     exec(LOAD, scope)
     return lambda name, version: scope["load"](FILES[name].replace("VALUE", str(version)))
@@ -271,10 +367,31 @@ def test_classes_of_one_name_in_two_files_differ() -> None:
     assert digest(first) != digest(second)
 
 
-def test_what_cannot_be_told_apart_is_refused_by_name() -> None:
-    lock = threading.Lock()
-    with pytest.raises(cereal.CerealError, match="lock"):
-        digest(lambda x: (lock, x)[1])
+CLOSED: dict[str, Any] = {
+    "lock": threading.Lock(),
+    "ufunc": np.frompyfunc(lambda x: x, 1, 1),
+    "generator": (number for number in range(3)),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_what_cannot_be_told_apart_is_refused_by_name(name: str) -> None:
+    closed = CLOSED[name]
+    with pytest.raises(cereal.PipelineError, match=f"a {name} that .*; name them yourself"):
+        digest(lambda x: (closed, x)[1], remedy="name them yourself")
+
+
+def test_what_cannot_be_told_apart_counts_by_its_type_if_that_is_wanted() -> None:
+    first, second = threading.Lock(), threading.Lock()
+    found = [digest(lambda x, k=k: (k, x)[1], lenient=True) for k in (first, second, 3)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_many_classes_that_refer_to_each_other_are_looked_into_once_each() -> None:
+    lines = [f"class C{i}:\n    NEXT = [C{i - 1}, C{i - 1}]" for i in range(1, 60)]
+    scope: dict[str, Any] = {"__name__": "project", "C0": 1}
+    exec("\n".join(lines), scope)
+    assert digest(scope["C59"]) != digest(scope["C58"])  # 2^59 ways lead to the first
 
 
 # Pipelines
