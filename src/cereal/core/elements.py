@@ -10,7 +10,7 @@ import numpy as np
 
 from .execute import read_fetched
 from .positional import IndexedSource
-from .rows import routed_at
+from .rows import Rows, routed_at
 from .spec import Spec
 
 _MOST_BYTES = 16 * 2**20
@@ -25,8 +25,14 @@ def read_elements(
     Python reads what is asked for. The compiled stages are run for as many elements, too, unless
     that were many programs: `sizes` remembers those that there are.
     """
-    n = len(indices)
-    rows = source.fetch(routed_at(source, indices))
+    return read_fetched_elements(source, source.fetch(routed_at(source, indices)), sizes)
+
+
+def read_fetched_elements(
+    source: IndexedSource[Any], rows: Rows, sizes: set[int] | None = None
+) -> tuple[Any, Any]:
+    """The same of rows that Python has read."""
+    n = len(rows.index)
     size = _program_size(n, set() if sizes is None else sizes)
     if size > n:
         rows = rows.map(lambda x: np.resize(x, (size, *x.shape[1:])) if x.ndim else x)
@@ -39,6 +45,20 @@ def _program_size(n: int, sizes: set[int]) -> int:
         n = min((size for size in sizes if size >= n), default=1 << (n - 1).bit_length())
     sizes.add(n)
     return n
+
+
+FEW = 4
+
+
+def few_of(indices: np.ndarray, source: IndexedSource[Any]) -> np.ndarray:
+    """The first of these (sorted) indices and some others, always the same ones.
+
+    What only iterates would be read to the end for a late one: of that, the first ones.
+    """
+    if len(indices) <= FEW or source.stream is not None:
+        return indices[:FEW]
+    others = np.random.default_rng(len(indices)).choice(len(indices) - 1, FEW - 1, replace=False)
+    return indices[np.sort(np.append(0, others + 1))]
 
 
 def chunks_of(source: IndexedSource[Any], indices: np.ndarray) -> Iterator[np.ndarray]:

@@ -1,0 +1,213 @@
+"""Whether a cache in files holds what its pipeline computes: a few elements are computed again.
+
+The name of a cache is a digest of the code above it, and no digest of code sees everything. So on
+opening, the first element that is there and some others are computed and compared, bit by bit:
+
+    made by Python alone       with the elements in the files
+    made by compiled stages    with witnesses: elements that were computed alone when the cache was
+                               filled, since a program for many elements may round otherwise
+
+A witness comes to the disk before any mark does, so where there are elements, there are witnesses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.atomic import write_atomically
+from ..core.elements import FEW, few_of, read_elements, read_fetched_elements
+from ..core.errors import PipelineError
+from ..core.positional import IndexedSource
+from ..core.rows import Rows
+from ..core.spec import Spec
+
+Leaves = list[np.ndarray]
+
+
+class Check:
+    """The check of one cache: `upstream` in the folder `place`."""
+
+    def __init__(self, upstream: IndexedSource[Any], spec: Spec, place: Path, label: str) -> None:
+        self._upstream, self._spec, self._place, self._label = upstream, spec, place, label
+        self._compiled = not upstream.produces
+        self._here = _machine() if self._compiled else ""
+        self._seen: set[int] = set()
+        self._wanted: set[int] = set()
+        if self._compiled:
+            self._seen = {int(path.stem.partition("-")[2]) for path in place.glob("witness-*.npz")}
+            self._wanted = {int(x) for x in few_of(np.arange(len(upstream)), upstream)}
+
+    def open(self, arrays: list[Any], filled: np.ndarray) -> None:
+        """Computes a few of the elements that are there again; a difference is an error."""
+        there = np.flatnonzero(filled)
+        if not len(there):
+            return
+        try:
+            if self._compiled:
+                self._against_witnesses()
+            else:
+                self._against_elements(arrays, few_of(there, self._upstream))
+        except PipelineError:
+            raise
+        except Exception as error:
+            error.add_note(
+                f"cereal: {self._label} computes a few elements again when it is opened, to see "
+                f"whether its files are of this code and this data"
+            )
+            raise
+
+    def _against_elements(self, arrays: list[Any], indices: np.ndarray) -> None:
+        again = self._leaves(read_elements(self._upstream, indices))
+        for lane, index in enumerate(indices):
+            self._compare(int(index), [a[index] for a in arrays], [x[lane] for x in again], True)
+
+    # Witnesses
+
+    def witness(self, chunk: np.ndarray, rows: Rows) -> None:
+        """Of a chunk that has been fetched, computes some elements alone and keeps them."""
+        if self._wanted <= self._seen:
+            return
+        lanes = np.flatnonzero(np.isin(chunk, list(self._wanted - self._seen))).tolist()
+        others = [lane for lane in range(min(len(chunk), 2 * FEW)) if lane not in lanes]
+        lanes += others[: max(0, FEW - len(self._seen) - len(lanes))]
+        for lane in lanes:
+            found = read_fetched_elements(self._upstream, rows[lane : lane + 1])
+            self._keep(int(chunk[lane]), [leaf[0] for leaf in self._leaves(found)])
+
+    def _keep(self, index: int, leaves: Leaves) -> None:
+        held = {f"leaf{k}": np.frombuffer(x.tobytes(), np.uint8) for k, x in enumerate(leaves)}
+        held["machine"] = np.array(self._here)
+        write_atomically(self._path(index), lambda file: np.savez(file, **held))
+        self._seen.add(index)
+
+    def _path(self, index: int) -> Path:
+        return self._place / f"witness-{index}.npz"
+
+    def _against_witnesses(self) -> None:
+        known = sorted(self._seen, key=lambda index: (index not in self._wanted, index))
+        if not known:
+            raise PipelineError(
+                f"CacheTransform: the cache in {self._place} has elements, but nothing to check "
+                f"them by; delete that folder, and it is made anew."
+            )
+        for index in known[:FEW]:
+            kept, machine = self._read(index)
+            found = self._leaves(read_elements(self._upstream, np.array([index])))
+            exact = machine == self._here and not machine.startswith("elsewhere")
+            self._compare(index, kept, [leaf[0] for leaf in found], exact)
+
+    def _read(self, index: int) -> tuple[Leaves, str]:
+        try:
+            with np.load(self._path(index), allow_pickle=False) as found:
+                leaves = [
+                    np.frombuffer(found[f"leaf{k}"].tobytes(), spec.dtype).reshape(spec.shape)
+                    for k, spec in enumerate(self._spec.leaves)
+                ]
+                return leaves, str(found["machine"])
+        except Exception as error:
+            raise PipelineError(
+                f"CacheTransform: the cache in {self._place} cannot be read "
+                f"({self._path(index).name}: {error}); delete that folder, and it is made anew."
+            ) from error
+
+    # Comparing
+
+    def _leaves(self, found: tuple[Any, Any]) -> Leaves:
+        kept = found if self._upstream.masks else found[0]
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(kept)]
+
+    def _compare(self, index: int, before: Leaves, now: Leaves, exact: bool) -> None:
+        same = same_bits if exact else _alike
+        if self._upstream.masks and not before[-1] and not now[-1]:
+            return  # left out: what stands in its place does not matter
+        for at, (old, new) in enumerate(zip(before, now, strict=True)):
+            if not same(np.asarray(old), new):
+                self._differs(index, at, np.asarray(old), now)
+
+    def _differs(self, index: int, at: int, old: np.ndarray, now: Leaves) -> None:
+        again = self._leaves(read_elements(self._upstream, np.array([index])))
+        if not all(same_bits(x, y[0]) for x, y in zip(now, again, strict=True)):
+            raise PipelineError(
+                f"{self._label}: element {index} comes out differently whenever it is computed: a "
+                f"function above the cache is not deterministic. Draw random numbers below the "
+                f"cache, by a RandomMapTransform or HostRandomMapTransform; then delete "
+                f"{self._place}."
+            )
+        paths = jax.tree_util.tree_flatten_with_path(self._spec.tree)[0]
+        where = jax.tree_util.keystr(paths[at][0])
+        raise PipelineError(
+            f"{self._label}: element {index} in its files is not what the pipeline computes now: "
+            f"`element{where}` {_change(old, now[at])}. Code or data changed in a way that the "
+            f"cache's name, a digest of them, does not show; or a function above the cache is not "
+            f"deterministic. Write `CacheTransform(folder, version=...)` with another version "
+            f"whenever that code changes, or delete {self._place}."
+        )
+
+
+def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays hold the same bits; any NaN is as good as another."""
+    if one.tobytes() == other.tobytes():
+        return True
+    if not jnp.issubdtype(one.dtype, jnp.inexact):
+        return False
+    numbers = ~(np.isnan(one) & np.isnan(other))
+    return one[numbers].tobytes() == other[numbers].tobytes()
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether one may be the other as another machine rounds it."""
+    if same_bits(one, other):
+        return True
+    if one.dtype == np.bool_:
+        return False
+    if not jnp.issubdtype(one.dtype, jnp.inexact):
+        return bool((np.maximum(one, other) - np.minimum(one, other) <= 1).all())
+    wide = np.complex128 if jnp.issubdtype(one.dtype, jnp.complexfloating) else np.float64
+    one, other, digits = one.astype(wide), other.astype(wide), jnp.finfo(one.dtype).nmant
+    finite = np.isfinite(one)
+    if not same_bits(one[~finite], other[~finite]):
+        return False
+    size = np.abs(one[finite]).max(initial=0)
+    return bool((np.abs(one[finite] - other[finite]) <= 2.0 ** -(digits // 2) * size).all())
+
+
+def _change(old: np.ndarray, new: np.ndarray) -> str:
+    """Where two arrays differ first, in words."""
+    for at in np.ndindex(old.shape):
+        if not same_bits(old[at], new[at]):
+            where = f"[{', '.join(map(str, at))}] " if at else ""
+            return f"{where}was {old[at]!s} and is {new[at]!s}"
+    return "differs"
+
+
+def _machine() -> str:
+    """What rounding depends on; bits are compared only where it is the same.
+
+    A GPU's compiler chooses among algorithms by their time: another run may round otherwise.
+    """
+    device = jax.config.jax_default_device or jax.devices()[0]  # type: ignore[attr-defined]
+    kind = device if isinstance(device, str) else device.platform
+    words = [jax.__version__, kind, platform.machine(), _processor(), str(_cores())]
+    words.append(os.environ.get("XLA_FLAGS", ""))
+    found = hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()
+    return found if kind == "cpu" else f"elsewhere {found}"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({x for x in lines if x.startswith(("flags", "Features"))}))
