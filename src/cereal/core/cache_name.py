@@ -44,6 +44,7 @@ def check_version(version: Any, owner: str) -> None:
 def name_of(source: Any, named: Named, *more: Any) -> str:
     """The name under which results of a source are kept, the same in every process."""
     settings = [getattr(jax.config, name, None) for name in _SETTINGS]
+    # Programs round as the compiler and the device have it.
     computed = [] if source.produces and not more else [jax.__version__, jax.default_backend()]
     what = digest(
         source,

@@ -11,6 +11,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.cache_name import Named, check_version
 from ..core.elements import chunks_of, read_elements
 from ..core.errors import PipelineError
 from ..core.host import HostIndexed
@@ -23,7 +24,6 @@ from ..core.spec import Spec
 from ..core.stage import Stage, Transform
 from ..core.taken import check_arrays
 from ..sources.array import ArraySampleSource
-from ..core.cache_name import Named, check_version
 from .cache_store import CacheStore
 
 T = TypeVar("T")

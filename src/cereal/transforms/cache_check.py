@@ -83,8 +83,9 @@ class Check:
             self._keep(int(chunk[lane]), [leaf[0] for leaf in self._leaves(found)])
 
     def _keep(self, index: int, leaves: Leaves) -> None:
-        held = {f"leaf{k}": np.frombuffer(x.tobytes(), np.uint8) for k, x in enumerate(leaves)}
-        held["machine"] = np.array(self._here)
+        held: dict[str, Any] = {"machine": np.array(self._here)}
+        for k, leaf in enumerate(leaves):
+            held[f"leaf{k}"] = np.frombuffer(leaf.tobytes(), np.uint8)
         write_atomically(self._path(index), lambda file: np.savez(file, **held))
         self._seen.add(index)
 
@@ -98,7 +99,7 @@ class Check:
                 f"CacheTransform: the cache in {self._place} has elements, but nothing to check "
                 f"them by; delete that folder, and it is made anew."
             )
-        for index in known[:FEW]:
+        for index in sorted(known[:FEW]):
             kept, machine = self._read(index)
             found = self._leaves(read_elements(self._upstream, np.array([index])))
             exact = machine == self._here and not machine.startswith("elsewhere")
@@ -126,11 +127,12 @@ class Check:
 
     def _compare(self, index: int, before: Leaves, now: Leaves, exact: bool) -> None:
         same = same_bits if exact else _alike
-        if self._upstream.masks and not before[-1] and not now[-1]:
+        last, masks = len(now) - 1, self._upstream.masks
+        if masks and not before[last] and not now[last]:
             return  # left out: what stands in its place does not matter
-        for at, (old, new) in enumerate(zip(before, now, strict=True)):
-            if not same(np.asarray(old), new):
-                self._differs(index, at, np.asarray(old), now)
+        for at in (last, *range(last)) if masks else range(last + 1):
+            if not same(old := np.asarray(before[at]), now[at]):
+                self._differs(index, at, old, now)
 
     def _differs(self, index: int, at: int, old: np.ndarray, now: Leaves) -> None:
         again = self._leaves(read_elements(self._upstream, np.array([index])))
@@ -141,11 +143,13 @@ class Check:
                 f"cache, by a RandomMapTransform or HostRandomMapTransform; then delete "
                 f"{self._place}."
             )
-        paths = jax.tree_util.tree_flatten_with_path(self._spec.tree)[0]
-        where = jax.tree_util.keystr(paths[at][0])
+        path = jax.tree_util.tree_flatten_with_path(self._spec.tree)[0][at][0]
+        masks = self._upstream.masks  # then the element is the first of two, its mask the other
+        where = f"`element{jax.tree_util.keystr(path[1:] if masks else path)}`"
+        where = "its mask" if masks and at == len(now) - 1 else where
         raise PipelineError(
             f"{self._label}: element {index} in its files is not what the pipeline computes now: "
-            f"`element{where}` {_change(old, now[at])}. Code or data changed in a way that the "
+            f"{where} {_change(old, now[at])}. Code or data changed in a way that the "
             f"cache's name, a digest of them, does not show; or a function above the cache is not "
             f"deterministic. Write `CacheTransform(folder, version=...)` with another version "
             f"whenever that code changes, or delete {self._place}."

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..core.cache_name import Named, name_of
 from ..core.capture import eager
 from ..core.elements import read_fetched_elements
 from ..core.host import HostData
@@ -22,7 +23,6 @@ from ..core.settings import current_settings
 from ..core.spec import Spec
 from .cache_check import Check
 from .cache_files import create, open_files, save
-from ..core.cache_name import Named, name_of
 from .cache_pace import Pace
 
 _SYNC_BYTES = 32 * 2**20

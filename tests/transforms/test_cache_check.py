@@ -1,0 +1,424 @@
+"""A cache in files is never taken for that of other code: a few elements are computed again."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cereal import (
+    BatchTransform,
+    CacheTransform,
+    DataLoader,
+    FilterTransform,
+    HostFilterTransform,
+    HostMapTransform,
+    IterableSource,
+    MapTransform,
+    PipelineError,
+    RangeSource,
+    SliceSource,
+)
+from cereal.core.elements import FEW
+from cereal.transforms import cache_check
+
+N = 40
+HOW = {"host": HostMapTransform, "compiled": MapTransform}
+
+
+def hidden(path: Path) -> int:
+    """A number that no digest of code sees."""
+    return int(path.read_text())
+
+
+def batches(stages: list[Any], size: int = 8) -> np.ndarray:
+    loader = DataLoader([*stages, BatchTransform(size)])
+    pairs = loader.iterate(loader.init_state(0))
+    return np.concatenate([np.asarray(batch) for batch, _ in pairs])
+
+
+def scaled(how: str, path: Path, folder: Path, version: Any = None) -> list[Any]:
+    """The pipeline of a user whose function depends on a number in a file."""
+    stage = HOW[how](lambda x: x * hidden(path))
+    return [RangeSource(1, N + 1), stage, CacheTransform(folder, version=version)]
+
+
+@pytest.fixture
+def number(tmp_path: Path) -> Path:
+    path = tmp_path / "number"
+    path.write_text("1")
+    return path
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_elements_of_other_code_are_an_error_that_names_one(
+    how: str, number: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache"
+    for _ in range(2):
+        np.testing.assert_array_equal(batches(scaled(how, number, folder)), range(1, N + 1))
+    number.write_text("2")
+    (place,) = folder.iterdir()
+    what = rf"element 0 in its files .* `element` was 1 and is 2\. .*version=\.\.\.\).*{place}"
+    with pytest.raises(PipelineError, match=what):
+        DataLoader(scaled(how, number, folder))
+    doubled = 2 * np.arange(1, N + 1)
+    np.testing.assert_array_equal(batches(scaled(how, number, folder, version=2)), doubled)
+    shutil.rmtree(place)
+    np.testing.assert_array_equal(batches(scaled(how, number, folder)), doubled)
+
+
+def test_a_difference_in_one_leaf_is_named_with_its_place(number: Path, tmp_path: Path) -> None:
+    def stages() -> list[Any]:
+        def fn(x: Any) -> Any:
+            return {"same": x, "other": np.full((2, 3), 7) * [[1, 1, 1], [1, hidden(number), 1]]}
+
+        return [RangeSource(4), HostMapTransform(fn), CacheTransform(tmp_path / "cache")]
+
+    list(DataLoader(stages()))
+    number.write_text("3")
+    with pytest.raises(PipelineError, match=r"`element\['other'\]` \[1, 1\] was 7 and is 21"):
+        DataLoader(stages())
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_of_a_cache_that_is_partly_filled_what_is_there_is_checked(
+    how: str, number: Path, tmp_path: Path
+) -> None:
+    stages = scaled(how, number, tmp_path / "cache")
+    loader = DataLoader([*stages, BatchTransform(4)])
+    loader.batch_at(0, 5)  # 20 to 23, not the first
+    loader.source.inner.store.save()
+    DataLoader(scaled(how, number, tmp_path / "cache"))
+    number.write_text("2")
+    with pytest.raises(PipelineError, match="element 20 in its files"):
+        DataLoader(scaled(how, number, tmp_path / "cache"))
+
+
+def test_an_empty_cache_is_opened_without_computing(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+
+    def fn(x: Any) -> Any:
+        with open(calls, "a") as file:
+            file.write("x")
+        return x
+
+    source: Any = HostMapTransform(fn)(RangeSource(4))
+    once = calls.stat().st_size  # a sample, for the shapes
+    for _ in range(2):
+        CacheTransform(tmp_path / "cache")(source)
+    assert calls.stat().st_size == once
+
+
+@pytest.mark.parametrize("kind", [FilterTransform, HostFilterTransform])
+def test_masks_are_checked_and_what_is_left_out_is_not(
+    kind: Any, number: Path, tmp_path: Path
+) -> None:
+    def stages(cut: Callable[[Any], Any]) -> list[Any]:
+        return [RangeSource(N), kind(cut), CacheTransform(tmp_path / "cache")]
+
+    def above(x: Any) -> Any:
+        return x >= hidden(number)
+
+    number.write_text("20")
+    for _ in range(2):
+        pairs = list(DataLoader([*stages(lambda x: above(x)), BatchTransform(8)]))
+        assert sum(int(mask.sum()) for _, mask in pairs) == 20
+    number.write_text("39")
+    with pytest.raises(PipelineError, match="its mask was True and is False"):
+        DataLoader(stages(lambda x: above(x)))
+
+
+def test_a_masked_element_that_differs_is_named_as_it_is_without_its_mask(
+    number: Path, tmp_path: Path
+) -> None:
+    def stages() -> list[Any]:
+        fn = lambda x: {"a": x * hidden(number)}  # noqa: E731
+        keep = HostFilterTransform(lambda e: e["a"] > 0)
+        return [RangeSource(1, 9), HostMapTransform(fn), keep, CacheTransform(tmp_path / "cache")]
+
+    list(DataLoader(stages()))
+    number.write_text("2")
+    with pytest.raises(PipelineError, match=r"`element\['a'\]` was 1 and is 2"):
+        DataLoader(stages())
+
+
+def test_of_what_only_iterates_the_first_elements_are_checked(number: Path, tmp_path: Path) -> None:
+    reads = tmp_path / "reads"
+
+    def stages() -> list[Any]:
+        def numbers() -> Any:
+            for x in range(N):
+                with open(reads, "a") as file:
+                    file.write(f"{x}\n")
+                yield np.int32(x * hidden(number))
+
+        return [IterableSource(numbers, length=N), CacheTransform(tmp_path / "cache")]
+
+    np.testing.assert_array_equal(batches(stages()), range(N))
+    reads.unlink()
+    np.testing.assert_array_equal(batches(stages()), range(N))
+    assert {int(line) for line in reads.read_text().split()} == set(range(FEW))
+    number.write_text("2")
+    with pytest.raises(PipelineError, match="element 1 in its files"):
+        DataLoader(stages())
+
+
+def test_a_function_that_is_not_deterministic_is_told_so(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    count.write_text("")
+
+    def draw(x: Any) -> Any:
+        count.write_text(count.read_text() + "x")
+        return x + len(count.read_text())
+
+    stages = [RangeSource(4), HostMapTransform(draw)]
+    list(DataLoader([*stages, CacheTransform(tmp_path / "cache")]))
+    with pytest.raises(PipelineError, match=r"element 0 comes out differently .*not deterministic"):
+        DataLoader([*stages, CacheTransform(tmp_path / "cache")])
+
+
+def test_nan_is_what_it_was(tmp_path: Path) -> None:
+    def fn(x: Any) -> Any:
+        return np.array([np.nan, x, -np.inf, -0.0], np.float32)
+
+    for stage in (HostMapTransform(fn), MapTransform(lambda x: jnp.log(x * 1.0 - 20))):
+        for _ in range(2):
+            list(DataLoader([RangeSource(N), stage, CacheTransform(tmp_path)]))
+
+
+def embedded(x: Any) -> Any:
+    """Floats that a program rounds according to how many it computes at once."""
+    table = jnp.sin(jnp.arange(300 * 50, dtype=jnp.float32)).reshape(300, 50)
+    row = jnp.cos(x * jnp.arange(300, dtype=jnp.float32))
+    return jax.nn.softmax(row @ table)
+
+
+def test_floats_of_programs_of_any_size_are_no_difference(tmp_path: Path) -> None:
+    stages = [RangeSource(N), MapTransform(embedded), CacheTransform(tmp_path)]
+    for size in (7, 1, 40):
+        assert batches(stages, size).shape[1:] == (50,)
+    jax.clear_caches()
+    batches(stages, 13)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+CHANGES = {"rounding": (1e-6, True), "more than rounding": (1e-2, False)}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_rounding_is_a_difference_only_on_the_same_machine(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factor, (by, opens) = tmp_path / "factor", CHANGES[change]
+    factor.write_text("1.0")
+
+    def stages() -> list[Any]:
+        fn = lambda x: (x + jnp.arange(1.0, 4.0)) * float(factor.read_text())  # noqa: E731
+        return [RangeSource(N), MapTransform(fn), CacheTransform(tmp_path / "cache")]
+
+    list(DataLoader(stages()))
+    factor.write_text(str(1 + by))
+    with pytest.raises(PipelineError, match="element 0 in its files"):
+        DataLoader(stages())
+    monkeypatch.setattr(cache_check, "_machine", lambda: "another one")
+    if opens:
+        DataLoader(stages())
+    else:
+        with pytest.raises(PipelineError, match="element 0 in its files"):
+            DataLoader(stages())
+
+
+ALIKE = [
+    (np.float32([1, 2]), np.float32([1, 2.0001]), True),
+    (np.float32([1, 2]), np.float32([1, 2.01]), False),
+    (np.float32([1, np.nan]), np.float32([1, 2]), False),
+    (np.float32([np.inf, 1]), np.float32([-np.inf, 1]), False),
+    (np.uint8([0, 255]), np.uint8([1, 254]), True),
+    (np.uint8([0, 255]), np.uint8([255, 255]), False),
+    (np.array([True]), np.array([False]), False),
+    (np.complex64([1j]), np.complex64([1.0001j]), True),
+    (np.complex64([1j]), np.complex64([1]), False),
+    (np.ones(2, jnp.bfloat16), np.full(2, 1.01, jnp.bfloat16), True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other", "alike"), ALIKE)
+def test_what_another_machine_may_round_to(one: Any, other: Any, alike: bool) -> None:
+    assert cache_check._alike(one, other) is alike
+    assert cache_check._alike(other, one) is alike
+    assert cache_check._alike(one, one.copy())
+
+
+def test_a_cache_without_anything_to_check_it_by_is_an_error(tmp_path: Path) -> None:
+    stages = [RangeSource(N), MapTransform(lambda x: x + 1), CacheTransform(tmp_path)]
+    list(DataLoader(stages))
+    (place,) = tmp_path.iterdir()
+    witnesses = sorted(place.glob("witness-*.npz"))
+    assert len(witnesses) >= FEW
+    witnesses[0].write_bytes(b"not this")
+    with pytest.raises(PipelineError, match=f"the cache in {place} cannot be read .witness-0"):
+        DataLoader(stages)
+    for path in witnesses:
+        path.unlink()
+    with pytest.raises(PipelineError, match=f"the cache in {place} has elements, but nothing to"):
+        DataLoader(stages)
+
+
+def test_an_error_while_computing_again_says_what_it_was_for(number: Path, tmp_path: Path) -> None:
+    def stages() -> list[Any]:
+        # The shapes come from the first element: that one does not fail.
+        fn = lambda x: x if x < 1 else x // hidden(number)  # noqa: E731
+        return [RangeSource(N), HostMapTransform(fn), CacheTransform(tmp_path / "cache")]
+
+    list(DataLoader(stages()))
+    number.unlink()
+    with pytest.raises(FileNotFoundError, match="number") as caught:
+        DataLoader(stages())
+    assert any("computes a few elements again" in note for note in caught.value.__notes__)
+
+
+# Versions
+
+
+def test_what_has_no_digest_is_refused_without_a_version(tmp_path: Path, number: Path) -> None:
+    lock = threading.Lock()
+
+    def stages(version: Any) -> list[Any]:
+        def locked(x: Any) -> Any:
+            with lock:
+                return x * hidden(number)
+
+        cache = CacheTransform(tmp_path / "cache", version=version)
+        return [RangeSource(1, 9), HostMapTransform(locked), cache]
+
+    with pytest.raises(PipelineError, match=r"a lock .* CacheTransform: pass `version=1`"):
+        DataLoader(stages(None))
+    for _ in range(2):
+        np.testing.assert_array_equal(batches(stages("a")), range(1, 9))
+    number.write_text("2")
+    with pytest.raises(PipelineError, match=r"CacheTransform\(.*, version='a'\): element 0 in"):
+        DataLoader(stages("a"))
+
+
+def test_every_version_has_a_cache_of_its_own(tmp_path: Path) -> None:
+    for version in (None, 1, 2, "2024-01.b+x", 1):
+        list(DataLoader([RangeSource(4), CacheTransform(tmp_path, version=version)]))
+    names = sorted(path.name.partition("-")[2] for path in tmp_path.iterdir())
+    assert names == ["", "1", "2", "2024-01.b+x"]
+
+
+@pytest.mark.parametrize("version", ["", "a/b", "a b", 1.5, True, b"x"])
+def test_a_version_that_is_no_name_is_refused(version: Any, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="`version` must be an integer, or a word"):
+        CacheTransform(tmp_path, version=version)
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_a_version_of_what_has_no_files_is_refused(where: str) -> None:
+    with pytest.raises(PipelineError, match="`version=1` is part of the name of files, and"):
+        CacheTransform(where, version=1)
+
+
+# Where it is opened
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_cache_opened_inside_of_a_trace_is_checked(
+    how: str, number: Path, tmp_path: Path
+) -> None:
+    batches(scaled(how, number, tmp_path / "cache"))
+
+    loaders = []  # kept, for the program reads from them
+
+    @jax.jit
+    def first(key: Any) -> Any:
+        loader = DataLoader([*scaled(how, number, tmp_path / "cache"), BatchTransform(4)])
+        loaders.append(loader)
+        return loader.next_batch(loader.init_state(key))[0]
+
+    key = jax.random.key(0)
+    np.testing.assert_array_equal(first(key), range(1, 5))
+    number.write_text("2")
+    jax.clear_caches()
+    with pytest.raises(PipelineError, match="element 0 in its files"):
+        first(key)
+
+
+def test_a_cache_over_a_cache_is_checked(number: Path, tmp_path: Path) -> None:
+    def stages() -> list[Any]:
+        return [*scaled("host", number, tmp_path / "a"), CacheTransform(tmp_path / "b")]
+
+    for _ in range(2):
+        np.testing.assert_array_equal(batches(stages()), range(1, N + 1))
+    number.write_text("2")
+    shutil.rmtree(tmp_path / "a")
+    with pytest.raises(PipelineError, match=r"CacheTransform\('.*/b'\): element 0 in"):
+        DataLoader(stages())
+
+
+def test_settings_that_change_results_have_caches_of_their_own(tmp_path: Path) -> None:
+    def stages() -> list[Any]:
+        draw = lambda x: jax.random.uniform(jax.random.key(x))  # noqa: E731
+        return [RangeSource(4), HostMapTransform(lambda x: np.asarray(draw(int(x))))]
+
+    found = {}
+    for _ in range(2):
+        for impl in ("threefry2x32", "rbg"):
+            with jax.default_prng_impl(impl):
+                found[impl] = batches([*stages(), CacheTransform(tmp_path)], 4)
+                np.testing.assert_array_equal(found[impl], batches(stages(), 4))
+    assert (found["rbg"] != found["threefry2x32"]).all()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_cache_filled_for_a_program_is_that_filled_by_iterating() -> None:
+    draw = HostMapTransform(lambda x: np.asarray(jax.random.uniform(jax.random.key(int(x)))))
+    with jax.default_prng_impl("rbg"), jax.threefry_partitionable(False):
+        read = batches([RangeSource(4), draw, CacheTransform("host")], 4)
+        loader = DataLoader([RangeSource(4), draw, CacheTransform("host"), BatchTransform(4)])
+        batch, _, _ = jax.jit(loader.next_batch)(loader.init_state(0))
+    np.testing.assert_array_equal(batch, read)
+
+
+# Errors are not elements
+
+
+@pytest.mark.parametrize("where", ["host", "folder"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_element_that_failed_is_masked_and_tried_again(
+    where: str, workers: int, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad"
+    bad.touch()
+
+    def fn(x: Any) -> Any:
+        if x == 2 and bad.exists():
+            raise ValueError("this one")
+        return x * 10
+
+    cache = CacheTransform(tmp_path / "cache" if where == "folder" else where)
+    stages = [RangeSource(8), HostMapTransform(fn), cache, BatchTransform(4)]
+    loader = DataLoader(stages, workers=workers, on_error="skip")
+    masks = [mask.tolist() for _, mask in loader.iterate(loader.init_state(0))]
+    assert masks == [[True, True, False, True], [True] * 4]
+    bad.unlink()
+    pairs = list(loader.iterate(loader.init_state(1)))
+    assert all(mask.all() for _, mask in pairs)
+    np.testing.assert_array_equal(np.concatenate([b for b, _ in pairs]), 10 * np.arange(8))
+
+
+def test_a_slice_of_a_checked_cache_reads_its_elements(number: Path, tmp_path: Path) -> None:
+    source = RangeSource(1, N + 1)
+    for _ in range(2):
+        stage = HostMapTransform(lambda x: x * hidden(number))
+        cached = CacheTransform(tmp_path / "cache")(stage(source))
+        part = SliceSource(cached, range(30, 34))
+        np.testing.assert_array_equal(batches([part], 4), [31, 32, 33, 34])
