@@ -19,7 +19,7 @@ from ..core.positional import IndexedSource
 from ..core.rows import Rows, routed_at
 
 _SECONDS = 1.0
-_FIRST_PIECE, _FIRST_CHUNK, _GROWTH = 4, 256, 8
+_FIRST_PIECE, _FIRST_CHUNK = 4, 256
 
 
 class Pace:
@@ -49,11 +49,10 @@ class Pace:
         """Around a program over n elements; `known`: it is compiled."""
         begin = time.monotonic()
         yield
-        took = time.monotonic() - begin
-        if known and took > 2 * _SECONDS:
-            self._chunk = max(1, n // _GROWTH)
-        elif known and n >= self._chunk and took < _SECONDS / 4:
-            self._chunk *= _GROWTH
+        took = max(time.monotonic() - begin, 1e-6)
+        # Seldom, since another size is another program; and powers of two.
+        if known and (took > 2 * _SECONDS or (n >= self._chunk and took < _SECONDS / 8)):
+            self._chunk = 1 << max(0, int(n * _SECONDS / 2 / took).bit_length() - 1)
 
 
 def _joined(parts: list[Rows]) -> Rows:
