@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from cereal import (
+    ArraySampleSource,
     BatchTransform,
     CacheTransform,
     DataLoader,
@@ -95,7 +96,8 @@ def test_of_a_cache_that_is_partly_filled_what_is_there_is_checked(
     stages = scaled(how, number, tmp_path / "cache")
     loader = DataLoader([*stages, BatchTransform(4)])
     loader.batch_at(0, 5)  # 20 to 23, not the first
-    loader.source.inner.store.save()
+    cached: Any = loader.source.inner
+    cached.store.save()
     DataLoader(scaled(how, number, tmp_path / "cache"))
     number.write_text("2")
     with pytest.raises(PipelineError, match="element 20 in its files"):
@@ -194,35 +196,49 @@ def test_nan_is_what_it_was(tmp_path: Path) -> None:
             list(DataLoader([RangeSource(N), stage, CacheTransform(tmp_path)]))
 
 
-def embedded(x: Any) -> Any:
+def normalised() -> list[Any]:
     """Floats that a program rounds according to how many it computes at once."""
-    table = jnp.sin(jnp.arange(300 * 50, dtype=jnp.float32)).reshape(300, 50)
-    row = jnp.cos(x * jnp.arange(300, dtype=jnp.float32))
-    return jax.nn.softmax(row @ table)
+    rows = np.random.default_rng(0).normal(size=(N, 512)).astype(np.float32)
+    stage = MapTransform(lambda x: (x - x.mean()) / x.std())
+    return [ArraySampleSource(rows, ordering="sequential"), stage]
 
 
 def test_floats_of_programs_of_any_size_are_no_difference(tmp_path: Path) -> None:
-    stages = [RangeSource(N), MapTransform(embedded), CacheTransform(tmp_path)]
-    for size in (7, 1, 40):
-        assert batches(stages, size).shape[1:] == (50,)
-    jax.clear_caches()
-    batches(stages, 13)
+    sizes = (40, 7, 1, 13)
+    found = [batches([*normalised(), CacheTransform(tmp_path)], size)[:N] for size in sizes]
     assert len(list(tmp_path.iterdir())) == 1
+    assert all((each == found[0]).all() for each in found)
+
+
+@pytest.mark.parametrize("upper", ["host", "device", "folder"])
+def test_floats_of_programs_above_another_cache_are_no_difference(
+    upper: str, tmp_path: Path
+) -> None:
+    def stages() -> list[Any]:
+        first = CacheTransform(tmp_path / "upper" if upper == "folder" else upper)
+        return [*normalised(), first, CacheTransform(tmp_path / "lower")]
+
+    for size in (8, 1):
+        batches(stages(), size)
+    assert len(list((tmp_path / "lower").iterdir())) == 1
 
 
 CHANGES = {"rounding": (1e-6, True), "more than rounding": (1e-2, False)}
 
 
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("change", CHANGES)
 def test_rounding_is_a_difference_only_on_the_same_machine(
-    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     factor, (by, opens) = tmp_path / "factor", CHANGES[change]
     factor.write_text("1.0")
 
     def stages() -> list[Any]:
-        fn = lambda x: (x + jnp.arange(1.0, 4.0)) * float(factor.read_text())  # noqa: E731
-        return [RangeSource(N), MapTransform(fn), CacheTransform(tmp_path / "cache")]
+        def fn(x: Any) -> Any:
+            return (x + np.arange(1, 4, dtype=np.float32)) * np.float32(factor.read_text())
+
+        return [RangeSource(N), HOW[how](fn), CacheTransform(tmp_path / "cache")]
 
     list(DataLoader(stages()))
     factor.write_text(str(1 + by))
@@ -237,15 +253,17 @@ def test_rounding_is_a_difference_only_on_the_same_machine(
 
 
 ALIKE = [
-    (np.float32([1, 2]), np.float32([1, 2.0001]), True),
-    (np.float32([1, 2]), np.float32([1, 2.01]), False),
-    (np.float32([1, np.nan]), np.float32([1, 2]), False),
-    (np.float32([np.inf, 1]), np.float32([-np.inf, 1]), False),
-    (np.uint8([0, 255]), np.uint8([1, 254]), True),
-    (np.uint8([0, 255]), np.uint8([255, 255]), False),
+    (np.array([1, 2], np.float32), np.array([1, 2.0001], np.float32), True),
+    (np.array([1, 2], np.float32), np.array([1, 2.01], np.float32), False),
+    (np.array([1, np.nan], np.float32), np.array([1, 2], np.float32), False),
+    (np.array([np.inf, 1], np.float32), np.array([-np.inf, 1], np.float32), False),
+    (np.zeros(99, np.uint8), np.array([1] + [0] * 98, np.uint8), True),
+    (np.zeros(99, np.uint8), np.array([255] + [0] * 98, np.uint8), False),
+    (np.zeros(99, np.uint8), np.ones(99, np.uint8), False),
+    (np.array(3), np.array(4), False),
     (np.array([True]), np.array([False]), False),
-    (np.complex64([1j]), np.complex64([1.0001j]), True),
-    (np.complex64([1j]), np.complex64([1]), False),
+    (np.array([1j], np.complex64), np.array([1.0001j], np.complex64), True),
+    (np.array([1j], np.complex64), np.array([1], np.complex64), False),
     (np.ones(2, jnp.bfloat16), np.full(2, 1.01, jnp.bfloat16), True),
 ]  # fmt: skip
 

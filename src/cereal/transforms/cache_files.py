@@ -5,6 +5,7 @@
         leaf0.npy  leaf1.npy ...    the elements, in place
         filled.npy                  which of them are there
         witness-7.npz ...           a few elements, computed alone, to check it by (`cache_check`)
+        machine-...                 an empty file for every kind of machine that filled a part
 
 Files have their full size from the beginning, so that a full disk is an error then and there. An
 element is written before it is marked, and marks go to the disk after the elements: whatever

@@ -15,13 +15,12 @@ import numpy as np
 from ..core.cache_name import Named, name_of
 from ..core.capture import eager
 from ..core.elements import read_fetched_elements
-from ..core.host import HostData
 from ..core.positional import IndexedSource
 from ..core.reading import Reading, raise_it, reading, reading_as
 from ..core.rows import Rows
 from ..core.settings import current_settings
 from ..core.spec import Spec
-from .cache_check import Check
+from .cache_check import Check, Keeps
 from .cache_files import create, open_files, save
 from .cache_pace import Pace
 
@@ -29,7 +28,7 @@ _SYNC_BYTES = 32 * 2**20
 _SYNC_SECONDS = 2.0
 
 
-class CacheStore(HostData):
+class CacheStore(Keeps):
     """The elements of `upstream`, read once each. Threads may share it."""
 
     def __init__(self, upstream: IndexedSource[Any], named: Named) -> None:
