@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.transforms.hidden import HOW, N, batches, hidden, scaled
 
 from cereal import (
-    ArraySampleSource,
     BatchTransform,
     CacheTransform,
     DataLoader,
@@ -28,34 +27,6 @@ from cereal import (
     SliceSource,
 )
 from cereal.core.elements import FEW
-from cereal.transforms import cache_check
-
-N = 40
-HOW = {"host": HostMapTransform, "compiled": MapTransform}
-
-
-def hidden(path: Path) -> int:
-    """A number that no digest of code sees."""
-    return int(path.read_text())
-
-
-def batches(stages: list[Any], size: int = 8) -> np.ndarray:
-    loader = DataLoader([*stages, BatchTransform(size)])
-    pairs = loader.iterate(loader.init_state(0))
-    return np.concatenate([np.asarray(batch) for batch, _ in pairs])
-
-
-def scaled(how: str, path: Path, folder: Path, version: Any = None) -> list[Any]:
-    """The pipeline of a user whose function depends on a number in a file."""
-    stage = HOW[how](lambda x: x * hidden(path))
-    return [RangeSource(1, N + 1), stage, CacheTransform(folder, version=version)]
-
-
-@pytest.fixture
-def number(tmp_path: Path) -> Path:
-    path = tmp_path / "number"
-    path.write_text("1")
-    return path
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -196,85 +167,6 @@ def test_nan_is_what_it_was(tmp_path: Path) -> None:
             list(DataLoader([RangeSource(N), stage, CacheTransform(tmp_path)]))
 
 
-def normalised() -> list[Any]:
-    """Floats that a program rounds according to how many it computes at once."""
-    rows = np.random.default_rng(0).normal(size=(N, 512)).astype(np.float32)
-    stage = MapTransform(lambda x: (x - x.mean()) / x.std())
-    return [ArraySampleSource(rows, ordering="sequential"), stage]
-
-
-def test_floats_of_programs_of_any_size_are_no_difference(tmp_path: Path) -> None:
-    sizes = (40, 7, 1, 13)
-    found = [batches([*normalised(), CacheTransform(tmp_path)], size)[:N] for size in sizes]
-    assert len(list(tmp_path.iterdir())) == 1
-    assert all((each == found[0]).all() for each in found)
-
-
-@pytest.mark.parametrize("upper", ["host", "device", "folder"])
-def test_floats_of_programs_above_another_cache_are_no_difference(
-    upper: str, tmp_path: Path
-) -> None:
-    def stages() -> list[Any]:
-        first = CacheTransform(tmp_path / "upper" if upper == "folder" else upper)
-        return [*normalised(), first, CacheTransform(tmp_path / "lower")]
-
-    for size in (8, 1):
-        batches(stages(), size)
-    assert len(list((tmp_path / "lower").iterdir())) == 1
-
-
-CHANGES = {"rounding": (1e-6, True), "more than rounding": (1e-2, False)}
-
-
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("change", CHANGES)
-def test_rounding_is_a_difference_only_on_the_same_machine(
-    how: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    factor, (by, opens) = tmp_path / "factor", CHANGES[change]
-    factor.write_text("1.0")
-
-    def stages() -> list[Any]:
-        def fn(x: Any) -> Any:
-            return (x + np.arange(1, 4, dtype=np.float32)) * np.float32(factor.read_text())
-
-        return [RangeSource(N), HOW[how](fn), CacheTransform(tmp_path / "cache")]
-
-    list(DataLoader(stages()))
-    factor.write_text(str(1 + by))
-    with pytest.raises(PipelineError, match="element 0 in its files"):
-        DataLoader(stages())
-    monkeypatch.setattr(cache_check, "_machine", lambda: "another one")
-    if opens:
-        DataLoader(stages())
-    else:
-        with pytest.raises(PipelineError, match="element 0 in its files"):
-            DataLoader(stages())
-
-
-ALIKE = [
-    (np.array([1, 2], np.float32), np.array([1, 2.0001], np.float32), True),
-    (np.array([1, 2], np.float32), np.array([1, 2.01], np.float32), False),
-    (np.array([1, np.nan], np.float32), np.array([1, 2], np.float32), False),
-    (np.array([np.inf, 1], np.float32), np.array([-np.inf, 1], np.float32), False),
-    (np.zeros(99, np.uint8), np.array([1] + [0] * 98, np.uint8), True),
-    (np.zeros(99, np.uint8), np.array([255] + [0] * 98, np.uint8), False),
-    (np.zeros(99, np.uint8), np.ones(99, np.uint8), False),
-    (np.array(3), np.array(4), False),
-    (np.array([True]), np.array([False]), False),
-    (np.array([1j], np.complex64), np.array([1.0001j], np.complex64), True),
-    (np.array([1j], np.complex64), np.array([1], np.complex64), False),
-    (np.ones(2, jnp.bfloat16), np.full(2, 1.01, jnp.bfloat16), True),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("one", "other", "alike"), ALIKE)
-def test_what_another_machine_may_round_to(one: Any, other: Any, alike: bool) -> None:
-    assert cache_check._alike(one, other) is alike
-    assert cache_check._alike(other, one) is alike
-    assert cache_check._alike(one, one.copy())
-
-
 def test_a_cache_without_anything_to_check_it_by_is_an_error(tmp_path: Path) -> None:
     stages = [RangeSource(N), MapTransform(lambda x: x + 1), CacheTransform(tmp_path)]
     list(DataLoader(stages))
@@ -301,48 +193,6 @@ def test_an_error_while_computing_again_says_what_it_was_for(number: Path, tmp_p
     with pytest.raises(FileNotFoundError, match="number") as caught:
         DataLoader(stages())
     assert any("computes a few elements again" in note for note in caught.value.__notes__)
-
-
-# Versions
-
-
-def test_what_has_no_digest_is_refused_without_a_version(tmp_path: Path, number: Path) -> None:
-    lock = threading.Lock()
-
-    def stages(version: Any) -> list[Any]:
-        def locked(x: Any) -> Any:
-            with lock:
-                return x * hidden(number)
-
-        cache = CacheTransform(tmp_path / "cache", version=version)
-        return [RangeSource(1, 9), HostMapTransform(locked), cache]
-
-    with pytest.raises(PipelineError, match=r"a lock .* CacheTransform: pass `version=1`"):
-        DataLoader(stages(None))
-    for _ in range(2):
-        np.testing.assert_array_equal(batches(stages("a")), range(1, 9))
-    number.write_text("2")
-    with pytest.raises(PipelineError, match=r"CacheTransform\(.*, version='a'\): element 0 in"):
-        DataLoader(stages("a"))
-
-
-def test_every_version_has_a_cache_of_its_own(tmp_path: Path) -> None:
-    for version in (None, 1, 2, "2024-01.b+x", 1):
-        list(DataLoader([RangeSource(4), CacheTransform(tmp_path, version=version)]))
-    names = sorted(path.name.partition("-")[2] for path in tmp_path.iterdir())
-    assert names == ["", "1", "2", "2024-01.b+x"]
-
-
-@pytest.mark.parametrize("version", ["", "a/b", "a b", 1.5, True, b"x"])
-def test_a_version_that_is_no_name_is_refused(version: Any, tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="`version` must be an integer, or a word"):
-        CacheTransform(tmp_path, version=version)
-
-
-@pytest.mark.parametrize("where", ["device", "host"])
-def test_a_version_of_what_has_no_files_is_refused(where: str) -> None:
-    with pytest.raises(PipelineError, match="`version=1` is part of the name of files, and"):
-        CacheTransform(where, version=1)
 
 
 # Where it is opened
@@ -404,33 +254,6 @@ def test_a_cache_filled_for_a_program_is_that_filled_by_iterating() -> None:
         loader = DataLoader([RangeSource(4), draw, CacheTransform("host"), BatchTransform(4)])
         batch, _, _ = jax.jit(loader.next_batch)(loader.init_state(0))
     np.testing.assert_array_equal(batch, read)
-
-
-# Errors are not elements
-
-
-@pytest.mark.parametrize("where", ["host", "folder"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_element_that_failed_is_masked_and_tried_again(
-    where: str, workers: int, tmp_path: Path
-) -> None:
-    bad = tmp_path / "bad"
-    bad.touch()
-
-    def fn(x: Any) -> Any:
-        if x == 2 and bad.exists():
-            raise ValueError("this one")
-        return x * 10
-
-    cache = CacheTransform(tmp_path / "cache" if where == "folder" else where)
-    stages = [RangeSource(8), HostMapTransform(fn), cache, BatchTransform(4)]
-    loader = DataLoader(stages, workers=workers, on_error="skip")
-    masks = [mask.tolist() for _, mask in loader.iterate(loader.init_state(0))]
-    assert masks == [[True, True, False, True], [True] * 4]
-    bad.unlink()
-    pairs = list(loader.iterate(loader.init_state(1)))
-    assert all(mask.all() for _, mask in pairs)
-    np.testing.assert_array_equal(np.concatenate([b for b, _ in pairs]), 10 * np.arange(8))
 
 
 def test_a_slice_of_a_checked_cache_reads_its_elements(number: Path, tmp_path: Path) -> None:
