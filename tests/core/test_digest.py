@@ -177,7 +177,9 @@ def test_what_cannot_be_told_apart_counts_by_its_type_if_that_is_wanted() -> Non
 
 
 def test_many_classes_that_refer_to_each_other_are_looked_into_once_each() -> None:
-    lines = [f"class C{i}:\n    NEXT = [C{i - 1}, C{i - 1}]" for i in range(1, 60)]
+    lines = [
+        f"class C{i}:\n    A, B, BOTH = C{i - 1}, C{i - 1}, [C{i - 1}] * 2" for i in range(1, 60)
+    ]
     scope: dict[str, Any] = {"__name__": "project", "C0": 1}
     exec("\n".join(lines), scope)
     assert digest(scope["C59"]) != digest(scope["C58"])  # 2^59 ways lead to the first

@@ -121,6 +121,17 @@ class Kind(enum.Enum):
     A = VALUE
 def make(kind): return lambda x: x * kind.value
 fn = make(Kind.A)""",
+    "a property that is computed once": """
+class Scale:
+    @functools.cached_property
+    def k(self): return VALUE
+    def __call__(self, x): return x * self.k
+fn = Scale()""",
+    "a constant that is an object of the class": """
+class Scale:
+    def __init__(self, k): self.k = k
+Scale.DEFAULT = Scale(VALUE)
+def fn(x): return x * Scale.DEFAULT.k""",
     "a value in a slot": """
 class Scale:
     __slots__ = ("k",)

@@ -247,6 +247,15 @@ def test_settings_that_change_results_have_caches_of_their_own(tmp_path: Path) -
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_setting_of_programs_is_none_of_what_python_made(tmp_path: Path) -> None:
+    for how, count in (("host", 1), ("compiled", 2)):
+        stage = HOW[how](lambda x: x * 1.5)
+        for precision in ("default", "highest"):
+            with jax.default_matmul_precision(precision):
+                list(DataLoader([RangeSource(4), stage, CacheTransform(tmp_path / how)]))
+        assert len(list((tmp_path / how).iterdir())) == count
+
+
 def test_a_cache_filled_for_a_program_is_that_filled_by_iterating() -> None:
     draw = HostMapTransform(lambda x: np.asarray(jax.random.uniform(jax.random.key(int(x)))))
     with jax.default_prng_impl("rbg"), jax.threefry_partitionable(False):

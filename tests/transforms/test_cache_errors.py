@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,23 @@ from cereal import (
     CacheTransform,
     DataLoader,
     HostMapTransform,
+    PipelineError,
     RangeSource,
 )
+
+
+def test_what_is_missing_where_nobody_may_write_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = [RangeSource(8), CacheTransform(tmp_path), BatchTransform(4)]
+    first: Any = DataLoader(stages)
+    np.testing.assert_array_equal(first.batch_at(0, 1)[0], range(4, 8))
+    first.source.inner.store.save()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    loader = DataLoader(stages)
+    np.testing.assert_array_equal(loader.batch_at(0, 1)[0], range(4, 8))
+    with pytest.raises(PipelineError, match="element 0 is missing, and its files cannot be wri"):
+        loader.batch_at(0, 0)
 
 
 @pytest.mark.parametrize("where", ["host", "folder"])

@@ -11,14 +11,14 @@ import jax
 from .digest import digest
 from .errors import PipelineError
 
-# Settings of JAX that a function may compute something else under.
-_SETTINGS = (
+# Settings of JAX under which functions, and programs, compute something else.
+_FUNCTIONS = (
     "jax_enable_x64",
-    "jax_default_matmul_precision",
     "jax_default_prng_impl",
     "jax_threefry_partitionable",
     "jax_random_seed_offset",
 )
+_PROGRAMS = (*_FUNCTIONS, "jax_default_matmul_precision")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +43,11 @@ def check_version(version: Any, owner: str) -> None:
 
 def name_of(source: Any, named: Named, *more: Any) -> str:
     """The name under which results of a source are kept, the same in every process."""
-    settings = [getattr(jax.config, name, None) for name in _SETTINGS]
     # Programs round as the compiler and the device have it.
-    computed = [] if source.produces and not more else [jax.__version__, jax.default_backend()]
+    programs = bool(more) or not source.produces
+    computed = [jax.__version__, jax.default_backend()] if programs else []
+    names = _PROGRAMS if programs else _FUNCTIONS
+    settings = [str(getattr(jax.config, name, None)) for name in names]
     what = digest(
         source,
         *more,

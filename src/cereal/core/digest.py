@@ -18,6 +18,7 @@ import inspect
 import io
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -66,7 +67,7 @@ class _Digest:
             self.word("itself", len(self._path) - self._path.index(id(value)))
         elif isinstance(value, type | types.FunctionType):
             if id(value) not in self._known:
-                self._known[id(value)] = value, self._alone(value)
+                self._known[id(value)] = value, self._apart(self._enter, value)
             self.word("code", self._known[id(value)][1])
         else:
             self._enter(value)
@@ -78,11 +79,11 @@ class _Digest:
         finally:
             self._path.pop()
 
-    def _alone(self, value: Any) -> str:
-        """The digest of what is inside of this, by itself."""
+    def _apart(self, add: Callable[[Any], None], value: Any) -> str:
+        """The digest of what this adds, by itself."""
         outer, self.hash = self.hash, hashlib.blake2b(digest_size=16)
         try:
-            self._enter(value)
+            add(value)
             return self.hash.hexdigest()
         finally:
             self.hash = outer
@@ -204,6 +205,7 @@ class _Digest:
         for name, value in sorted(vars(cls).items()):
             inner = value.__func__ if isinstance(value, staticmethod | classmethod) else value
             inner = inner.fget if isinstance(inner, property) else inner
+            inner = inner.func if isinstance(inner, functools.cached_property) else inner
             if inspect.isfunction(inner):
                 self.word(name)
                 self.add(inner)
@@ -214,7 +216,7 @@ class _Digest:
     def _if_possible(self, value: Any) -> None:
         """A class's constants; not all of them matter, so none is refused."""
         try:
-            found = self._alone(value) if type(value) not in _PLAIN else repr(value)
+            found = self._apart(self.add, value)
         except Exception:
             found = "unknown"
         self.word(type(value).__qualname__, found)

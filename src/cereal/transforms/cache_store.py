@@ -15,6 +15,7 @@ import numpy as np
 from ..core.cache_name import Named, name_of
 from ..core.capture import eager
 from ..core.elements import read_fetched_elements
+from ..core.errors import PipelineError
 from ..core.positional import IndexedSource
 from ..core.reading import Reading, raise_it, reading, reading_as
 from ..core.rows import Rows
@@ -83,6 +84,11 @@ class CacheStore(Keeps):
         here = here if here.on_error is raise_it else Reading(buffers=here.buffers)
         with self._lock, reading_as(here):
             missing = indices[~self._filled[indices]]
+            if len(missing) and self._marks is not None and not self._marks.flags.writeable:
+                raise PipelineError(
+                    f"{self.named.label}: element {missing[0]} is missing, and its files cannot be "
+                    f"written; fill the cache where they can, or pass another folder."
+                )
             done = 0
             while done < len(missing) and not stop.is_set():
                 rows = self._pace.fetch(missing[done:])
