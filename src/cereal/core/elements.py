@@ -50,15 +50,22 @@ def _program_size(n: int, sizes: set[int]) -> int:
 FEW = 4
 
 
-def few_of(indices: np.ndarray, source: IndexedSource[Any]) -> np.ndarray:
-    """The first of these (sorted) indices and some others, always the same ones.
+def few_of(n: int, source: IndexedSource[Any]) -> np.ndarray:
+    """The first of n and some others, always the same ones, in order.
 
     What only iterates would be read to the end for a late one: of that, the first ones.
     """
-    if len(indices) <= FEW or source.stream is not None:
-        return indices[:FEW]
-    others = np.random.default_rng(len(indices)).choice(len(indices) - 1, FEW - 1, replace=False)
-    return indices[np.sort(np.append(0, others + 1))]
+    if n <= FEW or source.stream is not None:
+        return np.arange(min(n, FEW))
+    others = np.random.default_rng(n).choice(n - 1, FEW - 1, replace=False)
+    return np.sort(np.append(0, others + 1))
+
+
+def few_true(which: np.ndarray, source: IndexedSource[Any]) -> np.ndarray:
+    """A few of the indices at which this is True."""
+    n = int(np.count_nonzero(which))
+    found = few_of(n, source)
+    return found if n == len(which) else np.flatnonzero(which)[found]
 
 
 def chunks_of(source: IndexedSource[Any], indices: np.ndarray) -> Iterator[np.ndarray]:

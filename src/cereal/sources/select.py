@@ -14,7 +14,7 @@ import numpy as np
 from ..core.atomic import write_atomically
 from ..core.cache_name import Named, check_version, name_of
 from ..core.capture import staging
-from ..core.elements import chunks_of, few_of, read_elements
+from ..core.elements import chunks_of, few_true, read_elements
 from ..core.errors import PipelineError, UsageError
 from ..core.function import Function, as_decision, as_function
 from ..core.source import Source
@@ -135,7 +135,7 @@ def _cached(source: Any, function: Function, named: Named) -> np.ndarray:
 
 def _check_again(source: Any, function: Function, keep: np.ndarray, path: Path) -> None:
     """Decides about a few elements again, some of each kind: no digest of code is complete."""
-    some = [few_of(np.flatnonzero(each), source) for each in (keep, ~keep)]
+    some = [few_true(each, source) for each in (keep, ~keep)]
     indices = np.unique(np.concatenate(some))
     for index in indices[_kept_of(source, function, indices) != keep[indices]]:
         # A program for few may round otherwise: as it was decided, then.

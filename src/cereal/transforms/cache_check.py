@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.atomic import write_atomically
-from ..core.elements import FEW, few_of, read_elements, read_fetched_elements
+from ..core.elements import FEW, few_of, few_true, read_elements, read_fetched_elements
 from ..core.errors import PipelineError
 from ..core.host_data import HostData, host_data_in
 from ..core.positional import IndexedSource
@@ -66,18 +66,18 @@ class Check:
         self._wanted: set[int] = set()
         if self._compiled:
             self._seen = {int(path.stem.partition("-")[2]) for path in place.glob("witness-*.npz")}
-            self._wanted = {int(x) for x in few_of(np.arange(len(upstream)), upstream)}
+            self._wanted = set(few_of(len(upstream), upstream).tolist())
 
     def open(self, arrays: list[Any], filled: np.ndarray) -> None:
         """Computes a few of the elements that are there again; a difference is an error."""
-        there = np.flatnonzero(filled)
-        if not len(there):
+        indices = few_true(filled, self._upstream)
+        if not len(indices):
             return
         try:
             if self._compiled:
                 self._against_witnesses()
             else:
-                self._against_elements(arrays, few_of(there, self._upstream))
+                self._against_elements(arrays, indices)
         except PipelineError:
             raise
         except Exception as error:
@@ -232,7 +232,8 @@ def _machine() -> str:
     """
     device = jax.config.jax_default_device or jax.devices()[0]  # type: ignore[attr-defined]
     kind = device if isinstance(device, str) else device.platform
-    words = [jax.__version__, kind, platform.machine(), _processor(), str(_cores())]
+    counts = [str(_cores()), str(jax.local_device_count())]
+    words = [jax.__version__, kind, platform.machine(), _processor(), *counts]
     words.append(os.environ.get("XLA_FLAGS", ""))
     found = hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()
     return found if kind == "cpu" else f"{_ELSEWHERE}{found}"
