@@ -11,7 +11,7 @@ import pytest
 
 import cereal
 from cereal.core import elements
-from cereal.core.elements import chunks_of, read_elements
+from cereal.core.elements import FEW, chunks_of, few_of, few_true, read_elements
 from cereal.testing import assert_same
 
 DATA = {"x": np.arange(80, dtype=np.float32).reshape(40, 2), "y": np.arange(40) % 3 == 0}
@@ -111,3 +111,28 @@ def test_a_chunk_fits_the_bytes_that_are_allowed(size: int) -> None:
     assert len(first) * size <= elements._MOST_BYTES
     assert (len(first) * 2 * size > elements._MOST_BYTES) or len(first) == 1 << 20
     assert len(first).bit_count() == 1
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 100, 2**31])
+def test_a_few_are_the_first_and_others_and_always_the_same(n: int) -> None:
+    found = few_of(n, cereal.RangeSource(5))
+    assert len(set(found.tolist())) == min(n, FEW)
+    assert found[0] == 0
+    assert (np.diff(found) > 0).all()
+    assert found[-1] < n
+    np.testing.assert_array_equal(found, few_of(n, cereal.RangeSource(5)))
+
+
+def test_a_few_of_what_only_iterates_are_the_first() -> None:
+    source: Any = cereal.IterableSource(lambda: iter(range(100)), length=100)
+    np.testing.assert_array_equal(few_of(100, source), range(FEW))
+
+
+def test_a_few_that_are_true_are_true() -> None:
+    which = np.zeros(1000, np.bool_)
+    which[[7, *range(500, 600)]] = True
+    found = few_true(which, cereal.RangeSource(1000))
+    assert found[0] == 7
+    assert len(found) == FEW
+    assert which[found].all()
+    assert len(few_true(np.zeros(9, np.bool_), cereal.RangeSource(9))) == 0

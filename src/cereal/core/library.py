@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import functools
+import importlib
+import importlib.util
 import sys
 import sysconfig
 import types
@@ -47,3 +50,33 @@ def names_in(code: types.CodeType) -> tuple[str, ...]:
     """All names in a function's code, and in the code of functions defined inside it."""
     inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
     return tuple(sorted(set(code.co_names).union(*(names_in(each) for each in inner))))
+
+
+@functools.lru_cache(maxsize=1024)
+def _imports_in(code: types.CodeType) -> tuple[tuple[str, int], ...]:
+    """What `import` lines in a function name, and from how many packages above."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    return tuple(
+        (step.argval, steps[at - 2].argval)
+        for at, step in enumerate(steps)
+        if step.opname == "IMPORT_NAME"
+    )
+
+
+def imported_in(code: types.CodeType, package: str | None) -> list[types.ModuleType]:
+    """The user's modules that a function imports inside of it."""
+    found = [_users_module("." * level + name, package) for name, level in _imports_in(code)]
+    return [module for module in found if module is not None]
+
+
+def _users_module(name: str, package: str | None) -> types.ModuleType | None:
+    try:
+        name = importlib.util.resolve_name(name, package)
+        if name not in sys.modules:
+            top = importlib.util.find_spec(name.partition(".")[0])
+            if top is None or (top.origin and _is_library_file(top.origin)):
+                return None  # not imported for this: it may be large
+        module = importlib.import_module(name)
+    except Exception:
+        return None
+    return None if is_library(module) else module

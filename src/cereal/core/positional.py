@@ -19,7 +19,7 @@ from .host_program import fetched_in_program
 from .ordering import Order, as_order
 from .permutation import MAX_HOST, MAX_TRACED
 from .position import Remainder
-from .rows import Plan, Rows
+from .rows import Plan, Rows, narrow
 from .source import Mask, Source
 from .state import Fingerprint, PipelineState, check_state, start_state
 
@@ -317,7 +317,7 @@ class IndexedSource(Positional[T_co]):
     def read(self, rows: Rows) -> tuple[T_co, Any]:
         """Reads rows of one axis, or a single row."""
         if rows.index.ndim == 1:
-            return self.take(rows.index), rows.valid
+            return self.take(narrow(rows.index)), rows.valid
         values, mask = self.read(rows.reshape(1))
         return jax.tree.map(lambda x: x[0], values), None if mask is None else mask[0]
 

@@ -126,6 +126,21 @@ def whole_index(rows: Rows) -> Rows:
     return rows.replaced(index=(high << 32) | low)
 
 
+def routed_at(source: Any, indices: np.ndarray, key: Any = None, epoch: int = 0) -> Rows:
+    """Rows of these indices of a source in NumPy, routed, with the types that programs give them.
+
+    Arithmetic on the host has 64 bits, and with 64-bit types on a stage would see them.
+    """
+    rows = host_rows_at(indices, key, epoch)
+    routed = source.route(rows).replaced(key=rows.key)
+    return routed if source.length > MAX_TRACED else routed.map(narrow)
+
+
+def narrow(x: Any) -> Any:
+    """An index as compiled code counts; in NumPy, and under 64-bit types, it may be wider."""
+    return x.astype(np.int32) if x.dtype == np.int64 else x
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """How an indexed pipeline walks its data: everything about it but the reading."""

@@ -22,7 +22,7 @@ from ..core.position import starts
 from ..core.positional import Positional
 from ..core.pytree import sealed_pytree_dataclass, set_fields
 from ..core.reading import SKIPPED
-from ..core.rows import host_rows_at
+from ..core.rows import routed_at
 from ..core.source import Mask, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
 from ..core.traced_stage import current
@@ -337,7 +337,7 @@ class DataLoader(Generic[T]):
             )
         _check_count("epoch", epoch, 0)
         words = to_host(key_words(key))
-        rows = source.route(host_rows_at(np.array([whole]), words, epoch)).replaced(key=words)
+        rows = routed_at(source, np.array([whole]), words, epoch)
         if source.produces:
             found = source.produce(rows).element(0)
             if found is SKIPPED:

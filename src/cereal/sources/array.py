@@ -13,6 +13,7 @@ from ..core.fitting import check_fits
 from ..core.ordering import Order, as_order
 from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
+from ..core.rows import narrow
 from ..core.spec import Spec, spec_of
 from ..device.gather import take_rows
 from ..device.storage import settle
@@ -85,7 +86,7 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
 
     def take(self, indices: jax.Array) -> T:
         values = jax.tree.map(lambda leaf: take_rows(leaf, indices), self.data, is_leaf=_is_rows)
-        return with_index(values, indices, self.index_key)
+        return with_index(values, narrow(indices), self.index_key)
 
 
 def _is_rows(leaf: Any) -> bool:
