@@ -27,10 +27,10 @@ demo: $(INSTALLED) ## Train a small classifier on handwritten digits, offline, i
 	$(BIN)/python examples/digits.py
 
 test: lint types $(INSTALLED) ## Lint, types and all tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 slow: $(INSTALLED) ## The tests that take long: processes, devices, interrupts, combinations
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m slow
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m slow
 
 elastic: $(INSTALLED) ## One digest for every number of workers, batches ahead, way to run and restart
 	$(BIN)/python benchmarks/digest.py --all
