@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -56,6 +58,15 @@ def test_a_seed_is_all_that_a_pipeline_depends_on() -> None:
 # Faults that are put in, and must be found
 
 
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Puts a fault in; what was compiled before, and with it, does not stay."""
+    jax.clear_caches()
+    with monkeypatch.context() as patch:
+        yield patch
+    jax.clear_caches()
+
+
 def finds_a_difference(seeds: Any) -> bool:
     for seed in seeds:
         try:
@@ -65,29 +76,29 @@ def finds_a_difference(seeds: Any) -> bool:
     return False
 
 
-def test_an_order_that_is_off_by_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_that_is_off_by_one_is_found(fault: pytest.MonkeyPatch) -> None:
     right = ordering.Shuffle.index
 
     def wrong(self: Any, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
         found = right(self, key, epochs, column, position, n)
         return (found + (position == 0).astype(found.dtype)) % found.dtype.type(n)
 
-    monkeypatch.setattr(ordering.Shuffle, "index", wrong)
+    fault.setattr(ordering.Shuffle, "index", wrong)
     shuffled = [s for s in range(60) if Draw(s).case().order == ("shuffle",)]
     assert finds_a_difference(shuffled[:4])
 
 
-def test_a_filter_that_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_filter_that_forgets_is_found(fault: pytest.MonkeyPatch) -> None:
     def wrong(self: Any, values: Any, mask: Any, keys: Any, lanes: Any) -> Any:
         del self, keys, lanes
         return values, mask & jnp.bool_(True)
 
-    monkeypatch.setattr(filters.FilterTransform, "apply", wrong)
+    fault.setattr(filters.FilterTransform, "apply", wrong)
     filtered = [s for s in range(200) if "'filter'" in str(Draw(s).case().stages)]
     assert finds_a_difference(filtered[:4])
 
 
-def test_a_way_that_swaps_two_batches_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_that_swaps_two_batches_is_found(fault: pytest.MonkeyPatch) -> None:
     right = PositionalIterator.__next__
     held: dict[int, Any] = {}
 
@@ -102,25 +113,25 @@ def test_a_way_that_swaps_two_batches_is_found(monkeypatch: pytest.MonkeyPatch) 
         held[id(self)] = first
         return second
 
-    monkeypatch.setattr(PositionalIterator, "__next__", wrong)
+    fault.setattr(PositionalIterator, "__next__", wrong)
     iterated = [s for s in range(200) if s % 9 == 0 and not Draw(s).case().unbatched]
     assert finds_a_difference(iterated[:8])
 
 
-def test_a_body_that_stays_old_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_stays_old_is_found(fault: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
 
     def stale(use: Any, program: Any) -> list[Any]:
         kept[:] = kept or [float(np.float32(program.function()(1.0)))]
         return list(kept)
 
-    monkeypatch.setitem(USES, "stale", stale)
+    fault.setitem(USES, "stale", stale)
     with pytest.raises(DifferenceError, match="the number does not matter"):
         check_change("a global", "a function", "stale")
 
     def remembers(use: Any, program: Any) -> list[Any]:
         return use.keep(lambda: [float(program.function()(1.0))])
 
-    monkeypatch.setitem(USES, "remembers", remembers)
+    fault.setitem(USES, "remembers", remembers)
     with pytest.raises(DifferenceError, match="what it was before"):
         check_change("a global", "a function", "remembers")
