@@ -26,6 +26,7 @@ from .host_data import HostData
 from .library import is_library, names_in
 from .positional import IndexedSource
 from .spec import Spec
+from .traced_stage import TracedStage
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _ORDER = {"ordering"}
@@ -71,6 +72,8 @@ class _Digest:
             self.word(str(value))
         elif isinstance(value, Function):
             self.add(value.value)
+        elif isinstance(value, TracedStage):
+            self.add(value.python)
         elif isinstance(value, set | frozenset):
             self.word("set", sorted(digest(each) for each in value))
         elif isinstance(value, tuple | list):

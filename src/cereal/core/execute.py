@@ -22,7 +22,10 @@ from .capture import eager, is_concrete, resolve
 from .errors import UsageError
 from .host_data import HostData, identity_on_host
 from .numbers import as_whole
+from .placement import check_callbacks, layout
+from .placement import place as place
 from .spec import Spec
+from .traced_stage import current
 
 if TYPE_CHECKING:
     from .positional import Positional
@@ -117,7 +120,8 @@ class Delivery:
         found, placement = self._source.passes(rows), self._source.placement
         if found is not None and self._large:
             mask = _mask(found, rows) if masked else None
-            return jax.device_put((found.values, mask), placement)
+            pair = (found.values, mask)
+            return jax.device_put(pair, layout(pair, placement))
         if found is not None and not masked:
             made = _hand_over(found.values), None
         else:
@@ -163,7 +167,7 @@ def run_many(source: Source[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
     if number is None or number < 1:
         raise UsageError(f"`next_many(state, n)` needs a positive integer n, got {n!r}.")
     on_host, in_program = partial(_many_on_host, n=number), partial(_next_many, n=number)
-    return _run(source, state, on_host, in_program)
+    return _run(source, state, on_host, in_program, lead=1)
 
 
 def run_next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
@@ -171,8 +175,10 @@ def run_next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
     return _run(source, state, _next_on_host, _next)
 
 
-def _run(source: Source[Any], state: Any, on_host: Any, in_program: Any) -> tuple[Any, Any, Any]:
-    source = resolve(source, state)
+def _run(
+    source: Source[Any], state: Any, on_host: Any, in_program: Any, lead: int = 0
+) -> tuple[Any, Any, Any]:
+    source = resolve(current(source), state)
     if source.host:
         raise_kept((identity_on_host(source),))
     step: Any = on_host if source.host and eager() else in_program
@@ -185,18 +191,7 @@ def _run(source: Source[Any], state: Any, on_host: Any, in_program: Any) -> tupl
                 # The user's function has run, or has failed, when the batch is handed out.
                 jax.block_until_ready((values, mask, state))
     if source.placement is not None:
-        values, mask = place((values, mask), source.placement)
+        if not is_concrete(mask):
+            check_callbacks(source)
+        values, mask = place((values, mask), source.placement, lead)
     return values, mask, state
-
-
-def place(values: Any, placement: Any) -> Any:
-    """Moves arrays to a device or sharding; the identity inside `jit`."""
-    return jax.tree.map(lambda x: _place(x, placement), values)
-
-
-def _place(x: Any, placement: Any) -> Any:
-    if not is_concrete(x):
-        return x
-    if isinstance(placement, jax.Device) and x.devices() == {placement}:
-        return x  # device_put of an array that is there already costs more than this look
-    return jax.device_put(x, placement)

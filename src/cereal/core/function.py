@@ -58,20 +58,30 @@ def as_function(fn: Any, owner: str) -> Function:
     return Function(None, fn)
 
 
-def takes_second(function: Function, name: str) -> bool:
+def takes_second(fn: Any, name: str) -> bool:
     """Whether to call `fn(value, second)` rather than `fn(value)`: asked of its signature.
 
     A second parameter counts if it has no default, or if it is called `name`.
     """
+    found = _positional(fn)
+    if len(found) < 2:
+        return False
+    return found[1].default is inspect.Parameter.empty or found[1].name == name
+
+
+def second_parameter(fn: Any) -> str | None:
+    """What the second parameter of a function is called."""
+    found = _positional(fn)
+    return found[1].name if len(found) > 1 else None
+
+
+def _positional(fn: Any) -> list[inspect.Parameter]:
     try:
-        parameters = list(inspect.signature(function.value).parameters.values())
+        parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):  # some built-ins have no signature; they take one value
-        return False
+        return []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [p for p in parameters if p.kind in kinds]
-    if len(positional) < 2:
-        return False
-    return positional[1].default is inspect.Parameter.empty or positional[1].name == name
+    return [p for p in parameters if p.kind in kinds]
 
 
 def as_decision(keep: Any, owner: str) -> Any:

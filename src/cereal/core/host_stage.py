@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from .errors import CerealError, PipelineError
-from .function import Function, takes_second
+from .function import takes_second
 from .host import Fetched, HostIndexed, HostNode
 from .host_data import HostFunction
 from .positional import IndexedSource, Positional
@@ -139,7 +139,7 @@ def as_host_function(
         )
     plain = fn.fn if isinstance(fn, HostFunction) else fn
     function = fn if isinstance(fn, HostFunction) else HostFunction(fn)
-    return function, takes_second(Function(None, plain), second)
+    return function, takes_second(plain, second)
 
 
 def _with(stage: Any, function: HostFunction) -> Any:

@@ -19,7 +19,8 @@ def _standard() -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_library_file(name: str) -> bool:
+def is_library_file(name: str) -> bool:
+    """Whether a file of code is a library's."""
     if name.startswith(_HERE) or any(part in name for part in _INSTALLED):
         return True
     return name.startswith(("<frozen", *_standard()))
@@ -28,11 +29,11 @@ def _is_library_file(name: str) -> bool:
 def is_library(thing: Any) -> bool:
     """Whether a function, class or module is a library's, whose code does not change in a run."""
     if isinstance(thing, types.FunctionType):
-        return _is_library_file(thing.__code__.co_filename)
+        return is_library_file(thing.__code__.co_filename)
     if isinstance(thing, types.ModuleType):
         if thing.__name__.partition(".")[0] in sys.stdlib_module_names:
             return thing.__name__ != "__main__"
-        return _is_library_file(getattr(thing, "__file__", None) or "")
+        return is_library_file(getattr(thing, "__file__", None) or "")
     if isinstance(thing, type):
         if thing.__module__.partition(".")[0] in ("builtins", "cereal"):
             return True

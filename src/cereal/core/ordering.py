@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
+from .gathered import gathered
 from .permutation import permute, round_constants
-from .pytree import pytree_dataclass, static_field
+from .pytree import pytree_dataclass, said, static_field
 
 
 class Visit(NamedTuple):
@@ -61,7 +62,7 @@ class Order(ABC):
         return Visit(self.index(key, epochs, column, position, n))
 
     def __repr__(self) -> str:
-        return self.name
+        return said(lambda: self.name, f"{type(self).__name__}(...)")
 
     @property
     @abstractmethod
@@ -113,9 +114,7 @@ class Listed(Order):
 
     def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
         del key, epochs, column, n
-        if isinstance(position, np.ndarray):
-            return np.asarray(self.indices)[position]
-        return self.indices.at[position].get(mode="promise_in_bounds")
+        return gathered(self.indices, position)
 
     @property
     def name(self) -> str:

@@ -26,6 +26,7 @@ import numpy as np
 from jax import lax
 
 from .errors import PipelineError
+from .gathered import gathered
 from .threefry import ORDER, threefry
 from .wide import high_word
 
@@ -112,7 +113,7 @@ def _of_lane(table: Words, column: Words) -> Words:
     """table[column], as a select where there are few columns."""
     shape = (*column.shape, *table.shape[1:])
     if table.shape[0] > 2:
-        return table.at[column].get(mode="promise_in_bounds")
+        return gathered(table, column)
     first = jnp.broadcast_to(table[0], shape)
     if table.shape[0] == 1:
         return first

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from .gathered import gathered
 from .pytree import pytree_dataclass, static_field
 from .rows import Rows
 
@@ -171,5 +172,5 @@ def look_up(table: Any, index: Any) -> Any:
     if isinstance(index, np.ndarray):
         found = np.asarray(table)[index.astype(np.int64)].astype(np.int64)
     else:
-        found = jnp.asarray(table).at[index.astype(jnp.int32)].get(mode="promise_in_bounds")
+        found = gathered(jnp.asarray(table), index.astype(jnp.int32))
     return found if table.ndim == 1 else tuple(found[..., k] for k in range(table.shape[-1]))

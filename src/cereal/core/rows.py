@@ -23,6 +23,8 @@ from .position import Remainder, epochs_touched, starts, steps_in
 from .pytree import pytree_dataclass
 from .threefry import STAGE, key_for, threefry
 
+KEY_TYPE = "threefry2x32"  # of the keys that random stages get, whatever the user's own are
+
 
 @pytree_dataclass
 class Rows:
@@ -78,7 +80,7 @@ class Rows:
     def element_keys(self, stage: int) -> jax.Array:
         """One JAX random key per lane, for random stage number `stage`."""
         words = self.element_words(stage)
-        return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl="threefry2x32")
+        return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl=KEY_TYPE)
 
 
 def rows_at(indices: Any) -> Rows:

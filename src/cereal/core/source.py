@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from .execute import many_steps
+from .pytree import said
 
 T_co = TypeVar("T_co", covariant=True)
 Mask = jax.Array
@@ -114,4 +115,4 @@ class Source(ABC, Generic[T_co]):
         return type(self).__name__
 
     def __repr__(self) -> str:
-        return self.label
+        return said(lambda: self.label, f"{type(self).__name__}(...)")

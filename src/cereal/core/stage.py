@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from .errors import PipelineError
 from .positional import IndexedSource, Positional
 from .promise import infer_spec
+from .pytree import said
 from .source import Source
 from .staged import BatchStage, ElementStage, StreamStage
 
@@ -42,7 +43,7 @@ class Transform(ABC, Generic[A, B]):
         return type(self).__name__
 
     def __repr__(self) -> str:
-        return self.label
+        return said(lambda: self.label, f"{type(self).__name__}(...)")
 
 
 class Stage(Transform[A, B]):
@@ -78,8 +79,8 @@ class Stage(Transform[A, B]):
                 f"write `{type(self).__name__}(...)(source)`."
             )
         if not isinstance(source, Positional):
-            return StreamStage(source, self, infer_spec(self, source, source.lanes))
+            return StreamStage(source, *infer_spec(self, source, source.lanes))
         if source.lanes:
-            return BatchStage(source, self, infer_spec(self, source, source.lanes))
+            return BatchStage(source, *infer_spec(self, source, source.lanes))
         assert isinstance(source, IndexedSource)
-        return ElementStage(source, self, infer_spec(self, source, ()))
+        return ElementStage(source, *infer_spec(self, source, ()))

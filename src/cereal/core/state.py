@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import StateError
-from .pytree import pytree_dataclass, static_field
+from .pytree import pytree_dataclass, said, static_field
 from .threefry import threefry
 
 
@@ -65,10 +65,13 @@ class PipelineState:
         return self.words[..., 4]
 
     def __repr__(self) -> str:
-        if isinstance(self.words, jax.core.Tracer) or getattr(self.words, "ndim", 0) != 1:
-            return f"PipelineState(words={self.words!r})"
-        key0, key1, epoch, offset = host_words(self)
-        return f"PipelineState(key=({key0}, {key1}), epoch={epoch}, offset={offset})"
+        words = said(lambda: repr(self.words), "deleted")
+        return said(lambda: _in_words(self), f"PipelineState(words={words})")
+
+
+def _in_words(state: PipelineState) -> str:
+    key0, key1, epoch, offset = host_words(state)
+    return f"PipelineState(key=({key0}, {key1}), epoch={epoch}, offset={offset})"
 
 
 def host_words(state: PipelineState) -> tuple[int, int, int, int]:

@@ -6,8 +6,11 @@ import inspect
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+from jax.sharding import Sharding
+
 from ..core.errors import PipelineError, UsageError
 from ..core.host_data import HostFunction
+from ..core.placement import check_fits
 from ..core.positional import Positional
 from ..core.pytree import is_pytree
 from ..core.source import Source
@@ -50,6 +53,13 @@ def _of_arrays(source: Source[Any]) -> Source[Any]:
         "turn it into arrays or numbers in a HostMapTransform, or in the `collate=` of a "
         "BatchTransform",
     )
+    if isinstance(source.placement, Sharding):  # stages after it may have changed the batch
+        check_fits(
+            source.placement,
+            source.element_spec(),
+            source.lanes,
+            f"the last stage, {source.label}, after a DevicePutTransform({source.placement})",
+        )
     return source
 
 

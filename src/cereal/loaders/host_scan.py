@@ -35,8 +35,12 @@ def scan_host(
     program: Callable[[Any, Any, Any], tuple[Any, Any]],
     steps: int,
     remainder: Remainder | None = None,
+    done: Callable[[int], Any] = lambda steps: None,
 ) -> tuple[Any, Any, Any]:
-    """Runs `program(source, rows, carry)` over the rows of the next `steps` steps."""
+    """Runs `program(source, rows, carry)` over the rows of the next `steps` steps.
+
+    `done` is told of every chunk, with its number of steps.
+    """
     size = Spec(source.element_spec()).nbytes
     chunk = chunk_steps(steps, max(1, min(MOST_STEPS, MOST_BYTES // max(size, 1))))
     whole, rest = divmod(steps, chunk)
@@ -59,10 +63,11 @@ def scan_host(
                 track = _track(source, words_after(begin), count, each, remainder)
                 tracks.callback(track.close)
                 track.start()
-                opened.append((track, count))
-        for track, count in opened:
+                opened.append((track, count, each))
+        for track, count, each in opened:
             for number in range(count):
                 carry, outputs = program(light, track.take(number), carry)
+                done(each)
                 pieces.append(outputs)
                 running.append((carry, outputs))
                 if len(running) > 2:

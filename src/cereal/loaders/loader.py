@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar, overload
 
 import jax
@@ -12,10 +12,11 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.callback import raise_kept, raising
-from ..core.capture import eager, is_concrete, resolve, staging
+from ..core.callback import raise_kept
+from ..core.capture import resolve, staging
 from ..core.errors import PipelineError, UsageError
 from ..core.execute import read_rows
+from ..core.flax_states import enter_into_flax
 from ..core.host_data import identity_on_host
 from ..core.numbers import as_whole
 from ..core.policy import get_policy_state, set_policy_state
@@ -26,14 +27,14 @@ from ..core.reading import SKIPPED
 from ..core.rows import host_rows_at
 from ..core.source import Mask, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
+from ..core.traced_stage import current
 from ..monitor.drawing import draw, summary
 from .compose import compose, refuse_options
-from .epoch_scan import check_body, scan_steps
+from .epoch_scan import check_body
 from .host_iterator import HostIterator
-from .host_scan import scan_host
 from .iterator import BatchIterator, PositionalIterator, StreamIterator
 from .next_batch import NextBatch
-from .programs import Programs
+from .scan_epoch import scan_epoch
 from .workers.options import check_options
 from .workers.seam import Seam, make_seam
 
@@ -120,6 +121,7 @@ class DataLoader(Generic[T]):
         """
         if isinstance(key, int) and not isinstance(self.source, Positional):
             key = jax.random.key(key)  # a user's own source need not know about integers
+        enter_into_flax()
         state = self.source.init_state(key)
         return state if policy_state is None else set_policy_state(state, policy_state)
 
@@ -160,7 +162,7 @@ class DataLoader(Generic[T]):
                 "`iterate` is a Python loop and cannot run inside a traced function; there write "
                 "`loader.scan_epoch(state, carry, body_fn)` or `loader.next_batch(state)`."
             )
-        source = self.running
+        source = current(self.running)
         if isinstance(source, Positional):
             check_state(state, source.fingerprint)
             if source.host:
@@ -178,11 +180,14 @@ class DataLoader(Generic[T]):
         steps: int | None = None,
         unroll: int | bool = 1,
         feedback: Callable[[Any, Carry, Any], Any] | None = None,
+        progress: bool | str = False,
     ) -> tuple[Any, Carry, Any]:
         """Runs `body_fn(carry, batch, mask) -> (carry, output)` over an epoch, as one program.
 
         Returns `(state, carry, outputs)`, the outputs stacked. It runs `steps_per_epoch` batches,
-        or `steps`. A second call with the same `body_fn` compiles nothing.
+        or `steps`. A body at the level of a module is compiled once; one that belongs to an object,
+        or is defined anew, is traced at every call (milliseconds) and compiled once. What it
+        refers to is what it is when `scan_epoch` is called. `progress=True` shows a bar.
         `feedback(state, carry, output) -> state` changes the loader's state after every batch:
         so a policy that was just trained acts in the next one.
 
@@ -195,33 +200,14 @@ class DataLoader(Generic[T]):
         (28, [0, 4])
         """
         _check_count("steps", steps, 0)
+        check_body(body_fn, feedback)
         if isinstance(self.source, Positional):
             check_state(state, self.source.fingerprint)
-        steps = self.steps_per_epoch if steps is None else steps
-        source = resolve(self.running, state)
+        steps = self.steps_per_epoch if steps is None else operator.index(steps)
+        source = resolve(current(self.running), state)
         if isinstance(source, Positional) and source.host:
             raise_kept((identity_on_host(source),))
-        if staging():
-            check_body(body_fn, feedback)
-            with raising(source.callbacks):
-                return scan_steps(source, state, carry, body_fn, steps, unroll, feedback=feedback)
-        if isinstance(source, Positional) and source.host and eager() and feedback is None:
-            over_rows = self.programs.over_rows(body_fn, unroll)
-            program: Any = partial(scan_host, program=over_rows, steps=steps)
-        else:
-            program = self.programs.over_steps(body_fn, steps, unroll, feedback)
-        if not source.callbacks:
-            return program(source, state, carry)
-        with raising(source.callbacks):
-            result = program(source, state, carry)
-            if is_concrete(jax.tree.leaves(result[0])[0]):
-                jax.block_until_ready(result)
-        return result
-
-    @cached_property
-    def programs(self) -> Programs:
-        """What was compiled for this loader; it goes with the loader."""
-        return Programs()
+        return scan_epoch(source, state, carry, body_fn, steps, unroll, feedback, progress)
 
     # Policies
 
@@ -347,6 +333,7 @@ class DataLoader(Generic[T]):
             raise UsageError(
                 f"`index` must be an integer from 0 to {len(source) - 1}, got {index!r}."
             )
+        _check_count("epoch", epoch, 0)
         words = np.asarray(key_words(key))
         rows = source.route(host_rows_at(np.array([whole]), words, epoch)).replaced(key=words)
         if source.produces:

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from ..core.errors import UsageError
 from ..core.execute import run_next
+from ..core.flax_states import enter_into_flax
 from ..core.positional import Positional
 from ..core.source import Mask, Source
 from ..core.state import check_state
@@ -33,6 +34,7 @@ class NextBatch(Generic[T]):
                 "`next_batch` needs a state; write `state = loader.init_state(key)`, then "
                 "`batch, state, mask = loader.next_batch(state)`."
             )
+        enter_into_flax()
         if isinstance(self._source, Positional):
             check_state(state, self._source.fingerprint)
         batch, mask, state = run_next(self._source, state)

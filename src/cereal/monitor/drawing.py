@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.positional import Positional
+from ..core.pytree import said
 from ..core.source import Source
 from ..core.spec import format_spec
 
@@ -26,13 +27,18 @@ def draw(source: Source[Any], reading: str = "") -> str:
     └─ BatchTransform(32)                {image: uint8[32,8,8], label: int32[32]}
     """
     stages = stages_of(source)
-    rows = [(stage.label, _in_short(stage.element_spec())) for stage in stages]
+    rows = [_row(stage) for stage in stages]
     labels = [f"{'   ' * max(i - 1, 0)}{'└─ ' if i else ''}{row[0]}" for i, row in enumerate(rows)]
     width = max(map(len, labels))
     lines = [f"{label:{width}}  {row[1]}" for label, row in zip(labels, rows, strict=True)]
     if reading:
         lines.insert(_on_host(stages), f"~~~~ host above, {reading}; compiled below ~~~~")
     return "\n".join(lines)
+
+
+def _row(stage: Source[Any]) -> tuple[str, str]:
+    label = said(lambda: stage.label, f"{type(stage).__name__}(...)")
+    return label, said(lambda: _in_short(stage.element_spec()), "?")
 
 
 def _in_short(spec: Any) -> str:
@@ -57,6 +63,10 @@ def _on_host(stages: list[Source[Any]]) -> int:
 
 def summary(source: Source[Any]) -> str:
     """How long an epoch is."""
+    return said(lambda: _length(source), "of no known length")
+
+
+def _length(source: Source[Any]) -> str:
     if isinstance(source, Positional) and source.unknown_length:
         return "as many elements as it gives"
     steps = source.steps_per_epoch

@@ -26,6 +26,7 @@ from numpy.lib import format as npy
 
 from ..core.atomic import as_usual, write_atomically
 from ..core.errors import PipelineError
+from ..core.paths import as_path
 from ..core.spec import is_array_like
 
 _TREE = "tree.json"
@@ -48,7 +49,7 @@ def save_arrays(path: str | os.PathLike[str], tree: Any, *, overwrite: bool = Fa
     >>> sorted(os.listdir(folder))
     ['tree.json', 'x.npy', 'y.npy']
     """
-    target = Path(path).expanduser()
+    target = as_path(path, "path", "save_arrays")
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     for where, leaf in leaves:
         name = "tree" + jax.tree_util.keystr(where)

@@ -17,6 +17,7 @@ from ..core.digest import digest
 from ..core.elements import chunks_of, read_elements
 from ..core.errors import PipelineError, UsageError
 from ..core.function import Function, as_decision, as_function
+from ..core.paths import as_path
 from ..core.source import Source
 from .routed import check_part, count_of
 from .slice import SliceSource
@@ -61,7 +62,8 @@ def select(
     indexed: Any = source
     _check_stable(indexed)
     _check_decision(indexed, function)
-    keep = _kept(indexed, function) if cache is None else _cached(indexed, function, Path(cache))
+    folder = None if cache is None else as_path(cache, "cache", owner)
+    keep = _kept(indexed, function) if folder is None else _cached(indexed, function, folder)
     chosen = np.flatnonzero(keep)
     if not len(chosen):
         raise PipelineError(

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.host import HostIndexed
-from ..core.numbers import as_whole
+from ..core.numbers import as_fractions, as_whole
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
 from ..core.pytree import pytree_dataclass, set_copy, set_fields, static_field
@@ -212,12 +212,7 @@ def split_time(
             f"{owner}: `source` must be a WindowSource, got {type(source).__name__}; cut in time "
             f"first and transform or combine the parts."
         )
-    try:
-        given = [float(each) for each in fractions]
-    except (TypeError, ValueError) as error:
-        raise PipelineError(
-            f"{owner}: `fractions` must be numbers, got {fractions!r:.60}; write `(0.8, 0.2)`."
-        ) from error
+    given = as_fractions(fractions, owner, "(0.8, 0.2)")
     if any(not each > 0 for each in given) or not math.isclose(sum(given), 1, abs_tol=1e-6):
         raise PipelineError(
             f"{owner}: `fractions` must be positive and sum to one, {tuple(given)} sum to "

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..core.elements import chunks_of, read_elements
 from ..core.errors import PipelineError
+from ..core.gathered import explicit_mesh
 from ..core.host import HostIndexed
 from ..core.ordering import Order
 from ..core.positional import IndexedSource
@@ -75,7 +76,8 @@ class CacheTransform(Transform[Any, Any]):
         else:
             _check_plain(upstream, self.label)
             store = CacheStore(upstream, self.folder)
-            cached = Cached(store, upstream.order, store.spec, len(upstream), self.label)
+            where_to = upstream.placement
+            cached = Cached(store, upstream.order, store.spec, len(upstream), self.label, where_to)
         return _WithMask()(cached) if upstream.masks else cached
 
 
@@ -134,6 +136,7 @@ class Cached(HostIndexed[Any]):
     spec: Spec = static_field(default=None)
     n: int = static_field(default=0)
     called: str = static_field(default="")
+    placement: Any = static_field(default=None)  # type: ignore[assignment]
 
     def __len__(self) -> int:
         return self.n
@@ -160,10 +163,6 @@ class Cached(HostIndexed[Any]):
     @property
     def overlap(self) -> int:
         return self.store.upstream.overlap
-
-    @property
-    def placement(self) -> Any:
-        return self.store.upstream.placement
 
     def take_host(self, indices: np.ndarray) -> Any:
         return self.store.take(indices)
@@ -224,6 +223,12 @@ def _put(whole: Any, part: Any, start: Any) -> Any:
     return jax.tree.map(put, whole, part)
 
 
+def _room_for(part: Any, n: int) -> Any:
+    """Zeros for n such elements, on the part's mesh if that has explicit axes."""
+    there = part.sharding if explicit_mesh(part) is not None else None
+    return jnp.zeros((n, *part.shape[1:]), part.dtype, device=there)
+
+
 def _on_device(upstream: Any, label: str) -> CachedOnDevice:
     whole, start = None, 0
     n = len(upstream)
@@ -231,7 +236,7 @@ def _on_device(upstream: Any, label: str) -> CachedOnDevice:
         values, mask = read_elements(upstream, chunk)
         part = (values, mask) if upstream.masks else values
         if whole is None:
-            whole = jax.tree.map(lambda x: jnp.zeros((n, *x.shape[1:]), x.dtype), part)
+            whole = jax.tree.map(lambda x: _room_for(x, n), part)
         whole = _put(whole, part, jnp.int32(start))
         start += len(chunk)
     arrays = ArraySampleSource(whole, ordering="sequential")
