@@ -74,7 +74,7 @@ def _users_module(name: str, package: str | None) -> types.ModuleType | None:
         name = importlib.util.resolve_name(name, package)
         if name not in sys.modules:
             top = importlib.util.find_spec(name.partition(".")[0])
-            if top is None or (top.origin and _is_library_file(top.origin)):
+            if top is None or (top.origin and is_library_file(top.origin)):
                 return None  # not imported for this: it may be large
         module = importlib.import_module(name)
     except Exception:
