@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from .callback import guard
+from .callback import guard, poison
+from .device_count import device_count_of_program
 from .host_data import host_data_in, identity_on_host, living
 from .reading import Reading, reading_as
 from .rows import Rows
@@ -30,7 +31,7 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
     `position`, a state's words and its bookmark, says where this is, for those who read ahead.
     """
     for data in host_data_in(source):
-        data.before_program()
+        data.enter_program()
     service, identity = source.service, identity_on_host(source)
     leaves, structure = jax.tree.flatten(source)
     leaves = leaves if service is None else []  # a service has the source itself
@@ -53,7 +54,7 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
                 ]
         return [_as_promised(each, outputs, out_structure) for each in found]
 
-    def call(*args: Any) -> list[np.ndarray]:
+    def call(devices: Any, *args: Any) -> list[np.ndarray]:
         leaves, position, inputs = jax.tree.map(np.asarray, args)
         mapped = inputs[index_at].ndim - axes
         # Under vmap the callback gets all lanes at once, with an axis of 1 where they agree.
@@ -63,14 +64,16 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
             jax.tree.map(lambda x, at=at: _lane(x, at), (leaves, position, inputs))
             for at in np.ndindex(*sizes)
         ]
-        found = guard(identity, lambda: read(requests), lambda: [_zeros(outputs)] * len(requests))
+        nothing = lambda: [poison(outputs)] * len(requests)  # noqa: E731
+        found = guard(identity, devices, lambda: read(requests), nothing)
         return [
             np.stack(parts).reshape((*sizes, *parts[0].shape)) if mapped else parts[0]
             for parts in zip(*found, strict=True)
         ]
 
     index_at = jax.tree.unflatten(rows_structure, range(len(inputs))).index
-    found = jax.pure_callback(call, outputs, leaves, position, inputs, vmap_method="expand_dims")
+    asked = (device_count_of_program(), leaves, position, inputs)
+    found = jax.pure_callback(call, outputs, *asked, vmap_method="expand_dims")
     return jax.tree.unflatten(out_structure, found)
 
 
@@ -89,8 +92,3 @@ def _as_promised(fetched: Rows, outputs: list[Any], structure: Any) -> list[np.n
     found, found_structure = jax.tree.flatten(fetched)
     assert found_structure == structure, (found_structure, structure)
     return [np.asarray(x, s.dtype) for x, s in zip(found, outputs, strict=True)]
-
-
-def _zeros(outputs: list[Any]) -> list[np.ndarray]:
-    """Nothing was read: the mask is False everywhere."""
-    return [np.zeros(s.shape, s.dtype) for s in outputs]

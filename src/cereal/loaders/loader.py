@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
 
 import jax
 import jax.core
@@ -66,6 +66,8 @@ class DataLoader(Generic[T]):
     (4, 8, 8) 4
     (4, 8, 8) 2
     """
+
+    raises_unseen: ClassVar[bool] = True
 
     running: Source[T]  # the pipeline, and who reads its host part
 

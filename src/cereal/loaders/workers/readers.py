@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core.buffers import Buffers
-from ...core.callback import forget_kept
 from ...core.execute import routed_rows
 from ...core.host_data import HostData
 from ...core.position import Remainder, starts
@@ -52,7 +51,7 @@ class Readers(HostData):
         self._policy = options.policy(self._skips)
         self._walks: OrderedDict[Any, _Walk] = OrderedDict()
         self._served: OrderedDict[Any, _Answer] = OrderedDict()
-        weakref.finalize(self, _forget, self.crew, self.number)
+        weakref.finalize(self, self.crew.abandon)  # the loader is gone: so are its threads
 
     @property
     def skipped(self) -> int:
@@ -305,12 +304,6 @@ class _Walk:
     def close(self) -> None:
         if self._track is not None:
             self._track.close()
-
-
-def _forget(crew: Crew, number: int) -> None:
-    """The loader is gone: so are its threads, and errors that nobody came for."""
-    crew.abandon()
-    forget_kept(number)
 
 
 def _bytes(tree: Any) -> Any:
