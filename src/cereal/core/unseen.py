@@ -21,9 +21,10 @@ _unseen: dict[Hashable, BaseException] = {}
 
 def keep_unseen(identity: Hashable, error: BaseException) -> None:
     """Prints an error, and keeps it until somebody can raise it: the first of each callback."""
-    traceback.print_exception(error)
+    traceback.print_exception(without_our_frames(error))
     with _lock:
-        _unseen.setdefault(identity, without_our_frames(error))
+        if identity not in _unseen:
+            _unseen[identity] = _without_frames(error)
 
 
 def raise_unseen() -> None:
@@ -37,16 +38,27 @@ def raise_unseen() -> None:
 
 
 def without_our_frames(error: BaseException) -> BaseException:
-    """The error with the frames of the user's code alone, and without what these held: an error
-    that is kept must not keep a dataset."""
+    """The error with the frames of the user's code alone."""
     trace = error.__traceback__
-    traceback.clear_frames(trace)  # all of it: a frame refers to those above it
     while trace is not None:
         module = trace.tb_frame.f_globals.get("__name__", "")
         if not module.startswith(("cereal.", "jax.", "threading")):
             break
         trace = trace.tb_next
     return error.with_traceback(trace)
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """The error with its frames as text: frames would keep a dataset."""
+    lines = traceback.format_tb(without_our_frames(error).__traceback__)
+    if lines:
+        error.add_note("It was raised at:\n" + "".join(lines).rstrip())
+    each: BaseException | None = error
+    for _ in range(100):  # causes may go round in a circle
+        if each is not None:
+            each.__traceback__ = None
+            each = each.__cause__ or each.__context__
+    return error
 
 
 class _Failing:

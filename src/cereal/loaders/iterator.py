@@ -22,6 +22,7 @@ from ..core.position import starts, steps_left
 from ..core.positional import Positional
 from ..core.source import Mask, Source
 from ..core.state import PipelineState, check_state, host_words, make_words
+from ..core.unseen import raise_unseen
 from ..monitor.progress import progress_bar
 from .read_ahead import LEAST_CALLS, batches_per_call, read_many
 
@@ -53,6 +54,7 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
 
     def _end_if_done(self) -> None:
         """Before a batch is made: ends the iteration if there is none left."""
+        raise_unseen()
         if self._left is not None and self._left <= 0:
             self._bar.close()
             self.close()

@@ -26,6 +26,7 @@ from ..core.reading import SKIPPED
 from ..core.rows import host_rows_at
 from ..core.source import Mask, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
+from ..core.unseen import raise_unseen
 from ..monitor.drawing import draw, summary
 from .compose import compose, refuse_options
 from .epoch_scan import check_body, scan_steps
@@ -120,6 +121,7 @@ class DataLoader(Generic[T]):
 
         For rollouts `policy_state` is who acts, as `set_policy_state` puts it in.
         """
+        raise_unseen()
         if isinstance(key, int) and not isinstance(self.source, Positional):
             key = jax.random.key(key)  # a user's own source need not know about integers
         state = self.source.init_state(key)
@@ -361,16 +363,24 @@ class DataLoader(Generic[T]):
         return jax.tree.map(lambda x: x[0], values)
 
     def close(self) -> None:
-        """Ends the threads that read ahead; they start again when the loader is used."""
+        """Ends the threads that read ahead; they start again when the loader is used.
+
+        Raises what a host function raised in a program over several devices, and nobody has seen.
+        """
         if isinstance(self.running, Seam):
             self.running.readers.close()
         self.source.close()
+        raise_unseen()
 
     def __enter__(self) -> DataLoader[T]:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: Any, *_: object) -> None:
+        try:
+            self.close()
+        except Exception:
+            if error is None:  # what is raised already says more
+                raise
 
     def __getattr__(self, name: str) -> Any:
         if name == "next":
