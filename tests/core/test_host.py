@@ -245,8 +245,9 @@ def test_an_error_inside_jit_is_raised_on_one_device_and_by_the_next_call_on_sev
     loader = DataLoader([source, BatchTransform(4)])
     step = jax.jit(lambda loader, state: loader.next_batch(state))
     state = loader.state_at(0, 2)
+    step(loader, spread(loader.init_state(0)))
     source.shelf.bad = 9
-    batch, _, mask = jax.block_until_ready(step(loader, spread(state)))
+    batch, _, mask = step(loader, spread(state))
     assert not mask.any()
     assert np.isnan(batch["x"]).all()
     assert "row 9 cannot be read" in capfd.readouterr().err

@@ -21,8 +21,10 @@ _unseen: dict[Hashable, BaseException] = {}
 
 def keep_unseen(identity: Hashable, error: BaseException) -> None:
     """Prints an error, and keeps it until somebody can raise it: the first of each callback."""
-    traceback.print_exception(without_our_frames(error))
     with _lock:
+        if _unseen.get(identity) is error:  # several devices asked for one batch
+            return
+        traceback.print_exception(without_our_frames(error))
         if identity not in _unseen:
             _unseen[identity] = _without_frames(error)
 
