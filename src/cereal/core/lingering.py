@@ -50,8 +50,11 @@ def _wait() -> None:
             while not _is_done(array) and not _ending.wait(_POLL):
                 pass
             del array
-        if data is not None:
-            _ending.wait(max(0.0, data.read_at + _GRACE - time.monotonic()))
+        while data is not None and not _ending.is_set():
+            left = data.read_at + _GRACE - time.monotonic()
+            if left <= 0:
+                break
+            _ending.wait(left)
         del data  # not while waiting for the next
 
 
