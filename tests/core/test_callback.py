@@ -27,7 +27,7 @@ def program(error: Exception | None, identity: str) -> Any:
 
     call = guarded(double, identity, lambda x: np.float32(-1))
     spec = jax.ShapeDtypeStruct((), jnp.float32)
-    return jax.jit(lambda x: jax.pure_callback(call, spec, device_count_of_program(), x))
+    return jax.jit(lambda x: jax.pure_callback(call, spec, device_count_of_program(x), x))
 
 
 @pytest.mark.parametrize(

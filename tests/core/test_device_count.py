@@ -15,7 +15,7 @@ from cereal.core.device_count import device_count_of_program
 
 
 def counted(x: Any) -> Any:
-    return x * 0 + device_count_of_program()
+    return x * 0 + device_count_of_program(x)
 
 
 ROADS: dict[str, Any] = {
@@ -23,7 +23,7 @@ ROADS: dict[str, Any] = {
     "a jit in a jit": jax.jit(lambda x: jax.jit(counted)(x)),
     "vmap": jax.jit(lambda x: jax.vmap(counted)(jnp.stack([x, x]))),
     "scan": jax.jit(lambda x: jax.lax.scan(lambda c, _: (counted(c), None), x, length=2)[0]),
-    "a gradient": jax.jit(jax.grad(jax.checkpoint(lambda x: x * device_count_of_program()))),
+    "a gradient": jax.jit(jax.grad(jax.checkpoint(lambda x: x * device_count_of_program(x)))),
     "cond": jax.jit(lambda x: jax.lax.cond(x > 0, counted, lambda x: x, x)),
 }
 
@@ -50,7 +50,9 @@ def test_pmap_runs_on_as_many_as_it_maps_over() -> None:
     assert jax.pmap(counted)(jnp.ones(2)).tolist() == [2, 2]
 
 
-def test_operations_by_themselves_run_on_one() -> None:
-    assert int(device_count_of_program()) == 1
+def test_operations_by_themselves_run_where_their_arguments_lie() -> None:
+    assert int(device_count_of_program(3)) == 1
+    assert int(device_count_of_program(jnp.ones(3))) == 1
+    assert int(device_count_of_program(spread(jnp.ones(3)))) == 4
     with jax.disable_jit():
         assert float(counted(jnp.float32(3))) == 1

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import UsageError
-from .unseen import keep_unseen, raise_unseen, without_our_frames
+from .unseen import keep_unseen, raise_unseen, without_frames
 
 _lock = threading.Lock()
 _watched: Counter[Hashable] = Counter()  # callbacks whose errors a loader is waiting for
@@ -53,7 +53,7 @@ def guard(
                 _failed.setdefault(identity, []).append(error)
         if not watched:
             if np.asarray(devices).max() == 1:
-                raise with_notes(without_our_frames(error)) from error.__cause__
+                raise with_notes(without_frames(error)) from None
             keep_unseen(identity, error)
         return on_failure()
 
@@ -80,7 +80,7 @@ def with_notes(error: BaseException) -> BaseException:
         again = type(error)("\n".join([str(error), *notes]))
     except Exception:  # it is made of something else
         return error
-    return again.with_traceback(error.__traceback__)
+    return again
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
         ]
 
     index_at = jax.tree.unflatten(rows_structure, range(len(inputs))).index
-    asked = (device_count_of_program(), leaves, position, inputs)
+    asked = (device_count_of_program(rows.index), leaves, position, inputs)
     found = jax.pure_callback(call, outputs, *asked, vmap_method="expand_dims")
     return jax.tree.unflatten(out_structure, found)
 

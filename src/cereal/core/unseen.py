@@ -26,7 +26,7 @@ def keep_unseen(identity: Hashable, error: BaseException) -> None:
             return
         traceback.print_exception(without_our_frames(error))
         if identity not in _unseen:
-            _unseen[identity] = _without_frames(error)
+            _unseen[identity] = without_frames(error)
 
 
 def raise_unseen() -> None:
@@ -50,8 +50,9 @@ def without_our_frames(error: BaseException) -> BaseException:
     return error.with_traceback(trace)
 
 
-def _without_frames(error: BaseException) -> BaseException:
-    """The error with its frames as text: frames would keep a dataset."""
+def without_frames(error: BaseException) -> BaseException:
+    """The error with its frames as text: frames would keep a dataset, and JAX would report all of
+    them, up to the first of the process."""
     lines = traceback.format_tb(without_our_frames(error).__traceback__)
     if lines:
         error.add_note("It was raised at:\n" + "".join(lines).rstrip())

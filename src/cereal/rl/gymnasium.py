@@ -117,7 +117,7 @@ class GymnasiumEnvironments(HostData):
             return getattr(living(number), method)(*as_numpy(args))
 
         call = guarded(call, self.identity, lambda *_: poison(promised))
-        return io_callback(call, promised, device_count_of_program(), *args, ordered=True)
+        return io_callback(call, promised, device_count_of_program(args[0]), *args, ordered=True)
 
     @property
     def _lanes(self) -> tuple[int, ...]:

@@ -72,7 +72,7 @@ class HostCallbackTransform(Stage[Any, Any]):
             return poison(result)
 
         call = guarded(call, self.fn.identity, masked)
-        return io_callback(call, result, device_count_of_program(), values, mask, ordered=True)
+        return io_callback(call, result, device_count_of_program(mask), values, mask, ordered=True)
 
     def _call(self, batch: Any, mask: Any, promised: Spec) -> Any:
         batch, mask = as_numpy((batch, mask))
