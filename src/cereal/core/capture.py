@@ -26,6 +26,7 @@ import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
 from .errors import CaptureWarning
+from .fresh_thread import in_fresh_thread
 
 WARN_BYTES = 64 * 2**20
 N = TypeVar("N")
@@ -91,11 +92,7 @@ def eager() -> bool:
 def _no_trace() -> Any:
     """The trace state of a thread that has begun nothing: this one may be in the midst of a trace,
     if cereal is imported there."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(get_opaque_trace_state()))
-    thread.start()
-    thread.join()
-    return found[0]
+    return in_fresh_thread(get_opaque_trace_state)
 
 
 def staging() -> bool:
