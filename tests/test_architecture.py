@@ -76,6 +76,7 @@ PUBLIC = [
     "MemmapSource",
     "MixSource",
     "NormalizeImageTransform",
+    "OptionWarning",
     "PipelineError",
     "PipelineState",
     "RandomMapTransform",

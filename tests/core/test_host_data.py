@@ -90,11 +90,11 @@ def test_data_goes_with_its_loader_after_a_program_kept_an_error() -> None:
     data = Numbers()
     watched = weakref.ref(data)
     loader = DataLoader([data, BatchTransform(B)], workers=1)
-    step = jax.jit(lambda state: loader.next_batch(state)[0])
+    step = jax.jit(loader.next_batch)
     step(spread(loader.state_at(0, 2)))
     data.bad = 5
     del data
-    jax.block_until_ready(step(spread(loader.state_at(0, 1))))
+    step(spread(loader.state_at(0, 1)))[0].block_until_ready()
     del step
     del loader
     assert gone(watched)

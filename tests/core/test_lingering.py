@@ -118,7 +118,7 @@ def test_a_loader_that_is_rebound_in_every_round_is_read_to_the_end() -> None:
         loader = DataLoader([source, BatchTransform(B)], workers=1)
         found.append(program(loader, spread(loader.init_state(0))))
         data.append(weakref.ref(loader.running.readers))  # type: ignore[attr-defined]
-    del loader, source
+    loader = source = None
     assert [float(total) for total in found] == [TOTAL + N * offset for offset in range(4)]
     assert all(gone(each) for each in data)
 

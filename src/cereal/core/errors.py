@@ -7,6 +7,7 @@
     └── DatasetError  (OSError)      files of a dataset that cannot be had, or are damaged
 
     CaptureWarning    (UserWarning)  a large dataset is being written into a compiled program
+    OptionWarning     (UserWarning)  an option that has no effect
 
 Each message says what was wrong, where, and ends with what to do.
 """
@@ -82,4 +83,16 @@ class CaptureWarning(UserWarning):
     JAX turns arrays that a function merely closes over into constants: 1 GB of them takes a
     minute to compile and three times the memory. Pass the loader as an argument, or use
     `cereal.jit`, and it takes a tenth of a second and no copy.
+    """
+
+
+class OptionWarning(UserWarning):
+    """An option that has no effect on this pipeline.
+
+    >>> import cereal, warnings
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     loader = cereal.DataLoader(cereal.RangeSource(4), workers=8)
+    >>> str(caught[0].message)[:40]
+    'DataLoader: `workers=8` has no effect: t'
     """

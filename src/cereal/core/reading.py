@@ -127,6 +127,12 @@ class Reading:
         except (IndexError, TypeError, AttributeError):
             return None
 
+    def is_padding(self) -> bool:
+        """Whether the element fills up the last batch of an epoch, which has it already."""
+        rows, lane = (self.rows, self.lane) if self.top is None else (self.top, self.top_lane)
+        valid = None if rows is None else rows.valid
+        return valid is not None and not valid.reshape(-1)[lane]
+
     def failed(self, error: Exception) -> Any:
         """What stands in for an element whose function raised: a value, SKIPPED, or the error."""
         if isinstance(error, StopIteration):  # it would end the user's loop, without a word

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
@@ -36,7 +37,7 @@ from .iterator import BatchIterator, PositionalIterator, StreamIterator
 from .next_batch import NextBatch
 from .programs import Programs
 from .workers.options import check_options
-from .workers.seam import Seam, make_seam
+from .workers.seam import Seam, with_readers
 
 T = TypeVar("T")
 Carry = TypeVar("Carry")
@@ -104,10 +105,7 @@ class DataLoader(Generic[T]):
     ) -> None:
         refuse_options(options)
         chosen = check_options(workers, prefetch, on_error, timeout)
-        source = compose(pipeline)
-        if isinstance(source, Positional) and source.host:
-            source = make_seam(source, chosen)
-        set_fields(self, running=source)
+        set_fields(self, running=with_readers(compose(pipeline), chosen))
 
     @property
     def source(self) -> Source[T]:
@@ -376,11 +374,8 @@ class DataLoader(Generic[T]):
         return self
 
     def __exit__(self, error: Any, *_: object) -> None:
-        try:
+        with contextlib.suppress(*([] if error is None else [Exception])):  # which says more
             self.close()
-        except Exception:
-            if error is None:  # what is raised already says more
-                raise
 
     def __getattr__(self, name: str) -> Any:
         if name == "next":
