@@ -38,6 +38,7 @@ import pytest  # noqa: E402
 from tests.datasets.files import with_own_hashes, write_mnist  # noqa: E402
 
 import cereal  # noqa: E402
+from cereal.core.unseen import raise_unseen  # noqa: E402
 
 # The first example of a property compiles, which takes longer than any deadline.
 hypothesis.settings.register_profile("cereal", deadline=None)
@@ -77,6 +78,13 @@ def no_threads_left() -> Iterator[None]:
     yield
     left = _threads() - before
     assert not left, f"threads left running: {sorted(thread.name for thread in left)}"
+
+
+@pytest.fixture(autouse=True)
+def no_error_left_unseen() -> Iterator[None]:
+    """A test ends without errors of programs that nobody has seen."""
+    yield
+    raise_unseen()
 
 
 @pytest.fixture(autouse=True)

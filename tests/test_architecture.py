@@ -77,6 +77,7 @@ PUBLIC = [
     "MemmapSource",
     "MixSource",
     "NormalizeImageTransform",
+    "OptionWarning",
     "PipelineError",
     "PipelineState",
     "RandomMapTransform",

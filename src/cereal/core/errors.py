@@ -8,6 +8,7 @@
 
     CaptureWarning    (UserWarning)  a large dataset is being written into a compiled program
     EpochWarning      (UserWarning)  a loop over epochs sees one epoch again, or nothing
+    OptionWarning     (UserWarning)  an option that has no effect
 
 Each message says what was wrong, where, and ends with what to do.
 """
@@ -106,4 +107,16 @@ class EpochWarning(UserWarning):
     or write one loop, `for batch, mask in loader.iterate(state, epochs=10)`. Of a repeated epoch it
     is said once per loader, of random pipelines only, and only if that epoch was the last one of
     its key to be run to its end.
+    """
+
+
+class OptionWarning(UserWarning):
+    """An option that has no effect on this pipeline.
+
+    >>> import cereal, warnings
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     loader = cereal.DataLoader(cereal.RangeSource(4), workers=8)
+    >>> str(caught[0].message)[:40]
+    'DataLoader: `workers=8` has no effect: t'
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
 import jax.core
@@ -41,6 +41,8 @@ class PipelineState:
     >>> cereal.DataLoader(cereal.RangeSource(10)).init_state(7)
     PipelineState(key=(0, 7), epoch=0, offset=0)
     """
+
+    raises_unseen: ClassVar[bool] = True
 
     words: jax.Array
     fingerprint: Fingerprint = static_field()

@@ -14,6 +14,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from ..core.errors import EpochWarning, UsageError
 from ..core.source import Mask
+from ..core.unseen import raise_unseen
 from .learnt import Key
 
 T = TypeVar("T")
@@ -83,6 +84,7 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
 
     def _end_if_done(self) -> None:
         """Before a batch is made: ends the iteration if there is none left."""
+        raise_unseen()
         left = self._left
         if left is not None and left <= 0:
             self._bar.close()

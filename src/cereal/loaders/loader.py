@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Generic, Literal, Never, TypeVar, overload
+from typing import Any, ClassVar, Generic, Literal, Never, TypeVar, overload
 
 import jax
 import numpy as np
@@ -27,6 +28,7 @@ from ..core.source import Mask, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
 from ..core.traced_stage import current
 from ..core.transfer import to_device, to_host
+from ..core.unseen import raise_unseen
 from ..monitor.drawing import draw, summary
 from .batch_iterator import BatchIterator
 from .compose import compose, refuse_options
@@ -36,7 +38,7 @@ from .learnt import Learnt
 from .next_batch import NextBatch
 from .scan_epoch import scan_epoch
 from .workers.options import check_options
-from .workers.seam import Seam, make_seam
+from .workers.seam import Seam, with_readers
 
 T = TypeVar("T")
 Carry = TypeVar("Carry")
@@ -67,6 +69,8 @@ class DataLoader(Generic[T]):
     (4, 8, 8) 4
     (4, 8, 8) 2
     """
+
+    raises_unseen: ClassVar[bool] = True
 
     running: Source[T]  # the pipeline, and who reads its host part
 
@@ -102,10 +106,7 @@ class DataLoader(Generic[T]):
     ) -> None:
         refuse_options(options)
         chosen = check_options(workers, prefetch, on_error, timeout)
-        source = compose(pipeline)
-        if isinstance(source, Positional) and source.host:
-            source = make_seam(source, chosen)
-        set_fields(self, running=source)
+        set_fields(self, running=with_readers(compose(pipeline), chosen))
 
     @property
     def source(self) -> Source[T]:
@@ -119,6 +120,7 @@ class DataLoader(Generic[T]):
 
         For rollouts `policy_state` is who acts, as `set_policy_state` puts it in.
         """
+        raise_unseen()
         if isinstance(key, int) and not isinstance(self.source, Positional):
             key = jax.random.key(key)  # a user's own source need not know about integers
         enter_into_flax()
@@ -348,16 +350,21 @@ class DataLoader(Generic[T]):
         return jax.tree.map(lambda x: x[0], values)
 
     def close(self) -> None:
-        """Ends the threads that read ahead; they start again when the loader is used."""
+        """Ends the threads that read ahead; they start again when the loader is used.
+
+        Raises what a host function raised in a program over several devices, and nobody has seen.
+        """
         if isinstance(self.running, Seam):
             self.running.readers.close()
         self.source.close()
+        raise_unseen()
 
     def __enter__(self) -> DataLoader[T]:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: Any, *_: object) -> None:
+        with contextlib.suppress(*([] if error is None else [Exception])):  # which says more
+            self.close()
 
     def __getattr__(self, name: str) -> Any:
         if name == "next":

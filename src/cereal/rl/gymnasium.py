@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from ..core.callback import as_numpy, forget_kept, guarded
+from ..core.callback import as_numpy, guarded, poison
+from ..core.device_count import device_count_of_program
 from ..core.errors import PipelineError, StateError, UsageError
 from ..core.fitting import canonical, narrowed
 from ..core.host_data import HostData, living
@@ -62,7 +63,7 @@ class GymnasiumEnvironments(HostData):
         self._parts: Parts | None = parts
         self.num_envs = int(parts.envs.num_envs)
         self._to_close: list[Any] = [parts.envs] if ours else []
-        weakref.finalize(self, _end, self._to_close, self.number)
+        weakref.finalize(self, _end, self._to_close)
         try:
             self.observation = Spec(spec_of_space(parts.observations, "an observation", name))
             self.action = Spec(spec_of_space(parts.actions, "an action", name))
@@ -110,13 +111,14 @@ class GymnasiumEnvironments(HostData):
         return Step(last, after, reward, done, truncated & ~terminated, {}, (first, after))
 
     def _called(self, method: str, promised: Any, *args: Any) -> Any:
-        number, spec = self.number, Spec(promised)  # programs must not keep the environments
+        number = self.number  # programs must not keep the environments
+        self.enter_program()
 
         def call(*args: Any) -> Any:
             return getattr(living(number), method)(*as_numpy(args))
 
-        call = guarded(call, self.identity, lambda *_: spec.zeros())
-        return io_callback(call, promised, *args, ordered=True)
+        call = guarded(call, self.identity, lambda *_: poison(promised))
+        return io_callback(call, promised, device_count_of_program(args[0]), *args, ordered=True)
 
     @property
     def _lanes(self) -> tuple[int, ...]:
@@ -159,7 +161,7 @@ class GymnasiumEnvironments(HostData):
         with self._lock:
             if self._ours:
                 self._parts = None
-                _end(self._to_close, self.number)
+                _end(self._to_close)
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -287,8 +289,7 @@ class GymnasiumEnvironments(HostData):
         return array.astype(dtype)
 
 
-def _end(envs: list[Any], number: int) -> None:
-    forget_kept(number)
+def _end(envs: list[Any]) -> None:
     while envs:
         envs.pop().close()
 

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from ..core.callback import as_numpy, guarded
+from ..core.callback import as_numpy, guarded, poison
+from ..core.device_count import device_count_of_program
 from ..core.errors import PipelineError
 from ..core.fitting import canonical, narrowed
 from ..core.function import Function, as_function
@@ -69,10 +70,10 @@ class HostCallbackTransform(Stage[Any, Any]):
 
         def masked(batch: Any, mask: Any) -> Any:
             del batch, mask
-            return jax.tree.map(lambda spec: np.zeros(spec.shape, spec.dtype), result)
+            return poison(result)
 
         call = guarded(call, self.fn.identity, masked)
-        return io_callback(call, result, values, mask, ordered=True)
+        return io_callback(call, result, device_count_of_program(mask), values, mask, ordered=True)
 
     def _call(self, batch: Any, mask: Any, promised: Spec) -> Any:
         batch, mask = as_numpy((batch, mask))
