@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 from tests.compilations import TRACED, compilations, traces
 
 from cereal import (
@@ -234,6 +233,8 @@ def test_a_model_of_equinox_in_a_closure_compiles_once() -> None:
 
 
 def test_a_model_of_nnx_in_a_closure_compiles_once_and_is_never_stale() -> None:
+    from flax import nnx
+
     loader = make_loader()
     model: Any = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
 
