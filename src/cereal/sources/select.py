@@ -73,7 +73,8 @@ def select(
     if cache is None:
         keep = _kept(indexed, function)
     else:
-        keep = _cached(indexed, function, Named(os.fspath(cache), version, owner))
+        line = "select(source, fn, cache=folder, version=1)"
+        keep = _cached(indexed, function, Named(os.fspath(cache), version, owner, line))
     chosen = np.flatnonzero(keep)
     if not len(chosen):
         raise PipelineError(
