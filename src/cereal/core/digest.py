@@ -291,8 +291,8 @@ class _Digest:
             return
         raise PipelineError(
             f"{self._how['owner']}: cannot tell whether a {type(value).__name__} that the pipeline "
-            f"refers to has changed ({why}), so files of results cannot be named by what computes them; "
-            f"{self._how['remedy']}."
+            f"refers to has changed ({why}), so files of results cannot be named by what computes "
+            f"them; {self._how['remedy']}."
         )
 
 
