@@ -87,3 +87,24 @@ def test_shapes_that_do_not_fit_are_refused_not_broadcast(
 ) -> None:
     with pytest.raises(cereal.UsageError, match=r"values of shape .* pass one value per element"):
         masked_mean(jnp.ones(values), jnp.ones(mask, jnp.bool_))
+
+
+@pytest.mark.parametrize("mask", [[-1, -1], [0.5, 1.0], [2, 0], [np.nan, 1.0]])
+def test_a_mask_of_other_numbers_than_0_and_1_is_refused(mask: Any) -> None:
+    with pytest.raises(cereal.UsageError, match="needs a mask of True and False, or of 1 and 0, g"):
+        masked_mean(jnp.array([1.0, 5.0]), jnp.array(mask))
+    with pytest.raises(cereal.UsageError, match="For weights, write"):
+        masked_mean(jnp.array([1.0, 5.0]), mask)
+
+
+def test_where_nobody_can_look_other_numbers_give_nan() -> None:
+    compiled = jax.jit(masked_mean)
+    assert np.isnan(compiled(jnp.array([1.0, 5.0]), jnp.array([-1, 1])))
+    assert float(compiled(jnp.array([1.0, 5.0]), jnp.array([0, 1]))) == 5.0
+    assert float(compiled(jnp.array([1.0, 5.0]), jnp.array([0.0, 1.0]))) == 5.0
+
+
+@pytest.mark.parametrize(("values", "mask"), [("a", MASK), (MASK, "a"), (None, MASK), ([{}], MASK)])
+def test_what_is_no_array_is_refused(values: Any, mask: Any) -> None:
+    with pytest.raises(cereal.UsageError, match=r"needs arrays, got .* for `(values|mask)`; pass"):
+        masked_mean(values, mask)

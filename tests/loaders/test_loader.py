@@ -282,3 +282,10 @@ def test_a_loader_with_lambdas_travels_to_another_process(tmp_path: Path) -> Non
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
     )
     assert result.stdout.strip() == str(loader.batch_at(0, 5)[0]["label"].tolist()), result.stderr
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.5, "0"])
+def test_an_element_is_read_in_an_epoch_that_there_is(epoch: Any) -> None:
+    loader = DataLoader([["a", "bb"], cereal.HostMapTransform(len)])
+    with pytest.raises(cereal.PipelineError, match="`epoch` must be an integer of at least 0, got"):
+        loader.read_element(0, epoch=epoch)

@@ -78,16 +78,6 @@ def test_where_batches_go_does_not_change_them() -> None:
             jax.tree.map(np.testing.assert_array_equal, (batch, mask), expected)
 
 
-def test_inside_jit_it_is_the_identity() -> None:
-    for device in ("cpu:1", spread("auto")):
-        loader = loader_to(device)
-        step = jax.jit(lambda loader, state: loader.next_batch(state))
-        batch, _, mask = step(loader, loader.init_state(0))
-        assert batch["x"].devices() == mask.devices() == {CPU[0]}
-        total = loader.scan_epoch(loader.init_state(0), 0, lambda c, b, m: (c + b["y"].sum(), None))
-        assert int(total[1]) == 45 + 1
-
-
 def test_a_step_of_a_users_jit_runs_where_the_batch_is() -> None:
     loader = loader_to(spread("auto"))
     batch, _ = next(loader.iterate())
@@ -135,7 +125,7 @@ def test_a_batch_that_the_devices_do_not_divide_is_refused_when_built(kind: str)
 
 def test_rows_cannot_be_spread_before_there_are_batches() -> None:
     stages = [cereal.DevicePutTransform(spread("auto")), cereal.BatchTransform(4)]
-    message = r"^stage 1: DevicePutTransform\(.*int32\[\] cannot.*put this stage after the Batch"
+    message = r"^stage 1: DevicePutTransform\(.*int32\[\] cannot be spread.*after the Batch"
     with pytest.raises(cereal.PipelineError, match=message):
         cereal.DataLoader([cereal.RangeSource(8), *stages])
 
@@ -165,3 +155,52 @@ def test_a_sharding_before_batching_is_refused() -> None:
     placed = cereal.DevicePutTransform(sharding)(cereal.RangeSource(8))
     with pytest.raises(cereal.PipelineError, match="put the DevicePutTransform after the Batch"):
         cereal.BatchTransform(4)(placed)
+
+
+def test_a_sharding_of_two_axes_fits_images_labels_masks_and_numbers_per_batch() -> None:
+    mesh = Mesh(np.array(CPU[:4]).reshape(2, 2), ("data", "model"))
+    add_mean = cereal.MapTransform(lambda batch: {**batch, "mean": batch["x"].mean()})
+    both = NamedSharding(mesh, PartitionSpec("data", "model"))
+    stages = [SOURCE, PAD, add_mean, cereal.DevicePutTransform(both)]
+    for batch, mask in handed_out(cereal.DataLoader(stages)):
+        specs = {name: leaf.sharding.spec for name, leaf in batch.items()}
+        rows = PartitionSpec("data")
+        assert specs == {"x": both.spec, "y": rows, "mean": PartitionSpec()}
+        assert mask.sharding == NamedSharding(mesh, rows)
+
+
+def test_axes_after_those_of_the_batch_must_divide_too() -> None:
+    mesh = Mesh(np.array(CPU[:3]).reshape(1, 3), ("data", "model"))
+    put = cereal.DevicePutTransform(NamedSharding(mesh, PartitionSpec("data", "model")))
+    with pytest.raises(cereal.PipelineError, match=r"float32\[4,4\] cannot be laid out so: "):
+        cereal.DataLoader([SOURCE, PAD, put])
+
+
+def test_what_later_stages_make_of_a_batch_must_fit_as_well() -> None:
+    put = cereal.DevicePutTransform(spread("auto"))
+    three = cereal.MapTransform(lambda batch: batch["x"][:3])
+    message = r"^the last stage, MapTransform\(.*\), after a DevicePutT.*float32\[3,4\] cannot be"
+    with pytest.raises(cereal.PipelineError, match=message):
+        cereal.DataLoader([SOURCE, PAD, put, three])
+
+
+def test_several_steps_at_once_are_laid_out_batch_by_batch() -> None:
+    source: Any = loader_to(spread("auto")).source
+    values, mask, _ = source.next_many(source.init_state(0), 3)
+    assert values["x"].shape == (3, 4, 4)
+    rows = PartitionSpec(None, "data")
+    assert values["x"].sharding.spec == values["y"].sharding.spec == mask.sharding.spec == rows
+
+
+@pytest.mark.parametrize("width", [1, 1 << 17])
+def test_batches_from_the_host_fit_a_sharding_of_two_axes(width: int) -> None:
+    mesh = Mesh(np.array(CPU[:4]).reshape(2, 2), ("data", "model"))
+    both = NamedSharding(mesh, PartitionSpec("data", "model"))
+    rows = np.arange(8 * 2 * width, dtype=np.float32).reshape(8, 2 * width)
+    source = cereal.DiskSampleSource(8, lambda i: {"x": rows[i], "y": np.int32(i)})
+    stages = [source, cereal.BatchTransform(4), cereal.DevicePutTransform(both)]
+    with cereal.DataLoader(stages) as loader:
+        for batch, mask in handed_out(loader):
+            np.testing.assert_array_equal(batch["x"], rows[np.asarray(batch["y"])])
+            assert batch["x"].sharding.spec == both.spec
+            assert batch["y"].sharding.spec == mask.sharding.spec == PartitionSpec("data")

@@ -93,10 +93,19 @@ def test_the_key_of_the_image_may_be_named() -> None:
     assert (made.dtype, made.shape) == (jnp.float32, (3, 24))
 
 
-@pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint8, bool, jnp.complex64])
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint8, bool, jnp.complex64, "x", 3])
 def test_a_dtype_that_is_no_float_is_refused_when_built(dtype: Any) -> None:
     with pytest.raises(cereal.PipelineError, match="`dtype` must be a float type, got"):
         cereal.NormalizeImageTransform(dtype=dtype)
+
+
+@pytest.mark.parametrize("stage", [cereal.NormalizeImageTransform, cereal.FlattenImageTransform])
+def test_an_image_is_named_by_a_string(stage: Any) -> None:
+    name = stage.__name__
+    with pytest.raises(cereal.PipelineError, match=rf"got a source; write `{name}\(\)\(source\)`"):
+        stage(source(np.uint8))
+    with pytest.raises(cereal.PipelineError, match=r"`image_key` must be the name .*got int \(3\)"):
+        stage(3)
 
 
 # FlattenImageTransform

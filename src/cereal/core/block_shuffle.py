@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
+from .gathered import gathered
 from .lane_permutation import permute_lanes
 from .numbers import as_whole
 from .ordering import Order
@@ -63,9 +64,11 @@ class BlockShuffle(Order):
         constants = round_constants(key_for(key, 0, BLOCK), epochs, blocks)
         # The short block may stand anywhere; blocks after it begin earlier than their multiple.
         every = xp.arange(epochs.shape[0], dtype=np.int32)
-        last = xp.full(epochs.shape, blocks - 1, position.dtype)
+        # Of the epochs, not a constant: JAX cannot map a loop from a constant to a state's words
+        # over a mesh with explicit axes.
+        last = (epochs * np.uint32(0)).astype(position.dtype) + word(blocks - 1)
         short = permute(last, every, inverse(constants), blocks).astype(position.dtype)
-        short = short[column.astype(np.int32)]
+        short = gathered(short, column.astype(np.int32))
 
         def begin_of(slot: Any) -> Any:
             missing = (slot > short).astype(position.dtype) * word(size - rest)
@@ -79,7 +82,7 @@ class BlockShuffle(Order):
         first = group * word(together)
         begin = begin_of(first)
         end = begin_of(xp.minimum(first + word(together), word(blocks)))
-        lane_epoch = epochs[column.astype(np.int32)]
+        lane_epoch = gathered(epochs, column.astype(np.int32))
         seeds = threefry(key_for(key, 1, BLOCK), (lane_epoch, group.astype(np.uint32)))
         inside = (position - begin).astype(np.uint32)
         inside = permute_lanes(inside, seeds, (end - begin).astype(np.uint32))

@@ -31,6 +31,7 @@ from .host_data import HostData
 from .library import imported_in, is_library, names_in
 from .positional import IndexedSource
 from .spec import Spec
+from .traced_stage import TracedStage
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _ORDER = {"ordering"}
@@ -99,6 +100,8 @@ class _Digest:
             self.word(str(value))
         elif isinstance(value, Function):
             self.add(value.value)
+        elif isinstance(value, TracedStage):
+            self.add(value.python)
         elif isinstance(value, set | frozenset | tuple | list | dict):
             self._container(value)
         elif isinstance(value, types.ModuleType):

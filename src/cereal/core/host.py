@@ -83,6 +83,10 @@ class HostIndexed(HostNode[T_co], IndexedSource[T_co]):
         raise TypeError(f"{type(self).__name__} has no batched read")
 
     @property
+    def wide(self) -> bool:
+        return self.host
+
+    @property
     def quick(self) -> bool:
         """Whether reading is one vectorised call in memory, not worth a worker."""
         return True

@@ -22,7 +22,8 @@ def _standard() -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_library_file(name: str) -> bool:
+def is_library_file(name: str) -> bool:
+    """Whether a file of code is a library's."""
     if name.startswith(_HERE) or any(part in name for part in _INSTALLED):
         return True
     return name.startswith(("<frozen", *_standard()))
@@ -31,11 +32,11 @@ def _is_library_file(name: str) -> bool:
 def is_library(thing: Any) -> bool:
     """Whether a function, class or module is a library's, whose code does not change in a run."""
     if isinstance(thing, types.FunctionType):
-        return _is_library_file(thing.__code__.co_filename)
+        return is_library_file(thing.__code__.co_filename)
     if isinstance(thing, types.ModuleType):
         if thing.__name__.partition(".")[0] in sys.stdlib_module_names:
             return thing.__name__ != "__main__"
-        return _is_library_file(getattr(thing, "__file__", None) or "")
+        return is_library_file(getattr(thing, "__file__", None) or "")
     if isinstance(thing, type):
         if thing.__module__.partition(".")[0] in ("builtins", "cereal"):
             return True
@@ -73,7 +74,7 @@ def _users_module(name: str, package: str | None) -> types.ModuleType | None:
         name = importlib.util.resolve_name(name, package)
         if name not in sys.modules:
             top = importlib.util.find_spec(name.partition(".")[0])
-            if top is None or (top.origin and _is_library_file(top.origin)):
+            if top is None or (top.origin and is_library_file(top.origin)):
                 return None  # not imported for this: it may be large
         module = importlib.import_module(name)
     except Exception:

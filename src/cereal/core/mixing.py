@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
+from .gathered import gathered
 from .lane_permutation import permute_lanes
 from .pytree import pytree_dataclass, static_field
 from .threefry import MIX, key_for, threefry
@@ -133,10 +134,7 @@ class Mixing:
 
 def _columns(xp: Any, table: Any, row: Any) -> list[Any]:
     """The fields of these rows of a table of words."""
-    if xp is np:
-        found = table[row.astype(np.int64)]
-    else:
-        found = table.at[row.astype(jnp.int32)].get(mode="promise_in_bounds")
+    found = gathered(table, row.astype(np.int64 if xp is np else np.int32))
     return [found[..., field] for field in range(table.shape[-1])]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping, Set
 from typing import Any
 
 from .errors import PipelineError
@@ -16,6 +17,19 @@ def as_whole(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def as_fractions(value: Any, owner: str, write: str) -> list[float]:
+    """Numbers in their order, or an error; strings have neither."""
+    unordered = isinstance(value, str | bytes | Mapping | Set)
+    try:
+        if unordered or any(isinstance(each, str | bytes) for each in value):
+            raise TypeError
+        return [float(each) for each in value]
+    except (TypeError, ValueError) as error:
+        raise PipelineError(
+            f"{owner}: `fractions` must be numbers, got {value!r:.60}; write `{write}`."
+        ) from error
 
 
 def as_count(value: Any, name: str, owner: str) -> int:

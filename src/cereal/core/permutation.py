@@ -26,12 +26,14 @@ import numpy as np
 from jax import lax
 
 from .errors import PipelineError
+from .gathered import gathered
 from .threefry import ORDER, threefry
 from .wide import high_word
 
 ROUNDS = 40
 ROUNDS_64 = 80
 MAX_TRACED = 2**31 - 1
+MAX_HOST = 2**62  # so that sums of positions, too, fit what NumPy has
 _GROUP = 10
 
 _C1, _C2 = 0x7FEB352D, 0x846CA68B
@@ -112,7 +114,7 @@ def _of_lane(table: Words, column: Words) -> Words:
     """table[column], as a select where there are few columns."""
     shape = (*column.shape, *table.shape[1:])
     if table.shape[0] > 2:
-        return table.at[column].get(mode="promise_in_bounds")
+        return gathered(table, column)
     first = jnp.broadcast_to(table[0], shape)
     if table.shape[0] == 1:
         return first

@@ -13,12 +13,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
 
+from .unseen import raise_unseen
+
 C = TypeVar("C")
+made_classes: list[type] = []
+"""All that `pytree_dataclass` made."""
 
 
 def static_field(*, default: Any = dataclasses.MISSING, **kwargs: Any) -> Any:
@@ -66,7 +71,13 @@ def pytree_dataclass(cls: type[C]) -> type[C]:
         fields["_flat"] = (children, structure)
         return node
 
+    made_classes.append(made)
     return _register(made, flatten, flatten_with_keys, unflatten)
+
+
+def data_fields(cls: type) -> tuple[str, ...]:
+    """The names of the fields that are children."""
+    return _fields(cls)[0]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static_field, dataclasses.field))
@@ -84,13 +95,18 @@ def sealed_pytree_dataclass(cls: type[C]) -> type[C]:
         return tuple(leaves), structure
 
     def flatten_with_keys(node: Any) -> tuple[Any, Any]:
-        paths, structure = jax.tree_util.tree_flatten_with_path(node.__dict__[name])
+        children, structure = node._flat
+        numbered = jax.tree.unflatten(structure, range(len(children)))
+        paths, _ = jax.tree_util.tree_flatten_with_path(numbered)
         keys = (jax.tree_util.GetAttrKey(name + jax.tree_util.keystr(path)) for path, _ in paths)
-        return tuple(zip(keys, (leaf for _, leaf in paths), strict=True)), structure
+        return tuple(zip(keys, children, strict=True)), structure
 
-    def unflatten(structure: Any, leaves: Any) -> Any:
+    def unflatten(structure: Any, children: Any) -> Any:
+        # The children are kept as they came: what `tree.map` put in place of a leaf, None say,
+        # would not be found again by flattening the field.
         node = object.__new__(made)
-        node.__dict__[name] = jax.tree.unflatten(structure, leaves)
+        node.__dict__[name] = jax.tree.unflatten(structure, children)
+        node.__dict__["_flat"] = (children, structure)
         return node
 
     return _register(made, flatten, flatten_with_keys, unflatten)
@@ -99,13 +115,19 @@ def sealed_pytree_dataclass(cls: type[C]) -> type[C]:
 def _register(made: Any, flatten: Any, flatten_with_keys: Any, unflatten: Any) -> Any:
     """Registers with a flattening that is kept, since JAX asks for it at every dispatch.
 
-    The kept pair is read by `attrgetter`, which is C code and calls no Python.
+    The kept pair is read by `attrgetter`, which is C code and calls no Python. Loaders and states
+    are what a compiled loop is called with: they raise what the last call could not.
     """
     made._flat = functools.cached_property(flatten)
     made._flat.__set_name__(made, "_flat")
-    get = attrgetter("_flat")
+    get = _get_or_raise if getattr(made, "raises_unseen", False) else attrgetter("_flat")
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, get)
     return made
+
+
+def _get_or_raise(node: Any) -> tuple[Any, Any]:
+    raise_unseen()
+    return node._flat
 
 
 def _fields(made: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -125,6 +147,18 @@ def set_copy(node: Any, **changed: Any) -> Any:
 def set_fields(node: Any, **fields: Any) -> None:
     """Sets the fields of a frozen node, in its own constructor."""
     node.__dict__.update(fields)
+
+
+def said(make: Callable[[], str], otherwise: str) -> str:
+    """What `make` gives, for a `repr`: that never raises, whatever stands where leaves were.
+
+    None, names, tracers, shapes, deleted arrays: JAX and its libraries put them there, and then
+    print the node in an error message or a debugger.
+    """
+    try:
+        return make()
+    except Exception:
+        return otherwise
 
 
 def is_pytree(node: Any) -> bool:

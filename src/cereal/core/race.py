@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .gathered import gathered
 from .threefry import threefry
 
 _BITS = 12
@@ -70,7 +71,7 @@ def _minus_log(xp: Any, words: Any) -> Any:
     cell = (mantissa >> np.uint32(31 - _BITS)).astype(np.int32)
     within = (mantissa >> np.uint32(31 - 2 * _BITS)) & np.uint32((1 << _BITS) - 1)
     table = xp.asarray(_LOG)
-    low, high = table[cell], table[cell + 1]
+    low, high = gathered(table, cell), gathered(table, cell + 1)
     log = low + ((high - low) * within >> np.uint32(_BITS))
     return zeros * _LN2 + (_LN2 - log)
 

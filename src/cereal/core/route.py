@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from .gathered import gathered
 from .pytree import pytree_dataclass, static_field
 from .rows import Rows
 
@@ -106,6 +107,11 @@ class Route(ABC):
     def spans(self) -> Spans:
         """What of the store it has; None if an element may come up several times in it."""
 
+    @property
+    @abstractmethod
+    def reach(self) -> tuple[Span, ...]:
+        """Where in the store all that it has lies, however often it has it."""
+
 
 @pytree_dataclass
 class Run(Route):
@@ -140,6 +146,10 @@ class Run(Route):
         return (Span(low, high, "", low, high, abs(self.step)),)
 
     @property
+    def reach(self) -> tuple[Span, ...]:
+        return self.spans or ()
+
+    @property
     def described(self) -> str:
         return f"run({self.start}, {self.n}, {self.step})"
 
@@ -161,6 +171,18 @@ def disjoint(spans: Sequence[Spans]) -> Spans:
     return tuple(together)
 
 
+def apart(reaches: Sequence[tuple[Span, ...]]) -> bool:
+    """Whether no span of one of these meets a span of another."""
+    together = sorted((span, owner) for owner, each in enumerate(reaches) for span in each)
+    before: list[tuple[Span, int]] = []
+    for span, owner in together:
+        before = [(earlier, whose) for earlier, whose in before if earlier.high > span.low]
+        if any(whose != owner and span.meets(earlier) for earlier, whose in before):
+            return False
+        before.append((span, owner))
+    return True
+
+
 def word(index: Any, value: int) -> Any:
     """A number of the same type as an index."""
     return np.int64(value) if isinstance(index, np.ndarray) else np.int32(value)
@@ -171,5 +193,5 @@ def look_up(table: Any, index: Any) -> Any:
     if isinstance(index, np.ndarray):
         found = np.asarray(table)[index.astype(np.int64)].astype(np.int64)
     else:
-        found = jnp.asarray(table).at[index.astype(jnp.int32)].get(mode="promise_in_bounds")
+        found = gathered(jnp.asarray(table), index.astype(jnp.int32))
     return found if table.ndim == 1 else tuple(found[..., k] for k in range(table.shape[-1]))

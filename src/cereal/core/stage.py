@@ -6,11 +6,13 @@ A stage says what it does to one step's values; where it stands decides what a s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from .elsewhere import refuse_elsewhere
 from .errors import PipelineError
 from .positional import IndexedSource, Positional
 from .promise import infer_spec
+from .pytree import said
 from .source import Source
 from .staged import BatchStage, ElementStage, StreamStage
 
@@ -32,6 +34,12 @@ class Transform(ABC, Generic[A, B]):
     [0, 2, 4]
     """
 
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Says where options of other libraries went, which `__init__` would only not know."""
+        if options:
+            refuse_elsewhere(cls, options)
+        return super().__new__(cls)
+
     @abstractmethod
     def __call__(self, source: Source[A]) -> Source[B]:
         """The source with this transform around it."""
@@ -42,7 +50,7 @@ class Transform(ABC, Generic[A, B]):
         return type(self).__name__
 
     def __repr__(self) -> str:
-        return self.label
+        return said(lambda: self.label, f"{type(self).__name__}(...)")
 
 
 class Stage(Transform[A, B]):
@@ -61,6 +69,10 @@ class Stage(Transform[A, B]):
         `keys` has one key per lane for a random stage and is None for others.
         """
 
+    def mask_shape(self, source: Source[Any]) -> tuple[int, ...]:
+        """The shape of the masks that it makes of those of a source."""
+        return source.mask_shape
+
     @property
     def callbacks(self) -> tuple[Any, ...]:
         """The Python functions that this stage runs once per batch."""
@@ -78,8 +90,8 @@ class Stage(Transform[A, B]):
                 f"write `{type(self).__name__}(...)(source)`."
             )
         if not isinstance(source, Positional):
-            return StreamStage(source, self, infer_spec(self, source, source.lanes))
+            return StreamStage(source, *infer_spec(self, source, source.lanes))
         if source.lanes:
-            return BatchStage(source, self, infer_spec(self, source, source.lanes))
+            return BatchStage(source, *infer_spec(self, source, source.lanes))
         assert isinstance(source, IndexedSource)
-        return ElementStage(source, self, infer_spec(self, source, ()))
+        return ElementStage(source, *infer_spec(self, source, ()))

@@ -23,6 +23,7 @@ from typing import Any
 
 from ..core.atomic import as_usual
 from ..core.errors import DatasetError
+from ..core.paths import as_path
 from .record import RemoteFile
 
 VARIABLE = "CEREAL_DATA_DIR"
@@ -38,7 +39,7 @@ log = logging.getLogger("cereal")
 def data_dir(cache_dir: str | os.PathLike[str] | None = None) -> Path:
     """The folder of all datasets: as given, as `CEREAL_DATA_DIR` says, or the user's cache."""
     if cache_dir is not None:
-        return Path(cache_dir).expanduser()
+        return as_path(cache_dir, "cache_dir", "the datasets")
     if named := os.environ.get(VARIABLE):
         return Path(named).expanduser()
     return user_cache()

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import compute_on
-from jax.sharding import NamedSharding, PartitionSpec
 
+from ..core.gathered import explicit_mesh, gathered, reshaped
 from .words import WordRows
 
 # An H200 gathers bytes at 1.5 TB/s and words at 3.2 (the two bitcasts are free); below about a
@@ -33,8 +33,8 @@ def take_rows(array: Any, indices: Any) -> Any:
     if jax.typeof(array).memory_space == jax.memory.Space.Host:
         return _take_from_host(array, indices)
     if _as_words(array, indices.shape[0]):
-        return lax.platform_dependent(array, indices, cpu=_take, default=_take_words)
-    return _take(array, indices)
+        return lax.platform_dependent(array, indices, cpu=gathered, default=_take_words)
+    return gathered(array, indices)
 
 
 def take_windows(array: Any, starts: Any, length: int) -> Any:
@@ -43,23 +43,13 @@ def take_windows(array: Any, starts: Any, length: int) -> Any:
         rows = starts[:, None] + jnp.arange(length, dtype=starts.dtype)[None, :]
         return _take_from_host(array, rows)
 
-    sharding = jax.typeof(array).sharding
-    if not sharding.mesh.are_all_axes_auto and any(sharding.spec):
-        return _take(array, starts[:, None] + jnp.arange(length, dtype=starts.dtype)[None, :])
+    if explicit_mesh(array, starts) is not None:
+        return gathered(array, starts[:, None] + jnp.arange(length, dtype=starts.dtype)[None, :])
 
     def one(start: Any) -> Any:
         return lax.dynamic_slice_in_dim(array, start, length)
 
     return jax.vmap(one)(starts)
-
-
-def _take(array: Any, indices: Any) -> Any:
-    sharding = jax.typeof(array).sharding
-    if sharding.mesh.are_all_axes_auto or not any(sharding.spec):
-        return array.at[indices].get(mode="promise_in_bounds")
-    # With explicit axes JAX will not choose where rows from all devices go: everywhere.
-    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
-    return array.at[indices].get(mode="promise_in_bounds", out_sharding=everywhere)
 
 
 def _as_words(array: Any, rows: int) -> bool:
@@ -71,9 +61,10 @@ def _as_words(array: Any, rows: int) -> bool:
 
 def _take_words(array: Any, indices: Any) -> Any:
     narrow = 4 // array.dtype.itemsize
-    words = lax.bitcast_convert_type(array.reshape(array.shape[0], -1, narrow), jnp.uint32)
-    taken = lax.bitcast_convert_type(_take(words, indices), array.dtype)
-    return taken.reshape(indices.shape[0], *array.shape[1:])
+    words = array.reshape(array.shape[0], -1, narrow)
+    words = lax.bitcast_convert_type(words, jnp.uint32)
+    taken = lax.bitcast_convert_type(gathered(words, indices), array.dtype)
+    return reshaped(taken, indices.shape[0], *array.shape[1:])
 
 
 def _on_host(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,4 +75,4 @@ def _on_host(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _take_from_host(array: Any, indices: Any) -> Any:
     there = jax.device_put(indices, jax.memory.Space.Host)
-    return jax.device_put(_on_host(_take)(array, there), jax.memory.Space.Device)
+    return jax.device_put(_on_host(gathered)(array, there), jax.memory.Space.Device)

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..core.gathered import gathered, reshaped
 from ..core.pytree import pytree_dataclass, static_field
 
 _LEAST_ROW_BYTES, _MOST_ROW_BYTES = 256, 4096
@@ -44,10 +45,11 @@ class WordRows:
 
     def take(self, indices: Any) -> Any:
         """The rows at these indices."""
-        words = self.words.at[indices].get(mode="promise_in_bounds")
+        words = gathered(self.words, indices)
         # Fused into a consumer, taking the words apart is repeated by every one of its loops.
         words = lax.optimization_barrier(words)
-        rows = lax.bitcast_convert_type(words, self.dtype).reshape(*indices.shape, *self.row_shape)
+        rows = lax.bitcast_convert_type(words, self.dtype)
+        rows = reshaped(rows, *indices.shape, *self.row_shape)
         return lax.optimization_barrier(rows)
 
 

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..core.errors import UsageError
+from ..core.masked import note_unbatched
+from ..core.placement import placed
 from ..core.position import Remainder
 from ..core.positional import Positional, step_ending
 from ..core.rows import Rows
@@ -25,6 +27,7 @@ from ..core.spec import format_spec
 from ..core.state import PipelineState
 
 _MOST_LANES = 1 << 22
+_MOST_EPOCHS = 1 << 14  # of tiny data, in one chunk: each has constants of its own, 320 bytes
 BodyFn = Callable[[Any, Any, Any], tuple[Any, Any]]
 FeedbackFn = Callable[[Any, Any, Any], Any]
 _WRITE = "write `def body_fn(carry, batch, mask): ...; return carry, output`"
@@ -78,6 +81,7 @@ def scan_steps(
             values, mask, state = step_ending(source, loop[0], remainder)
         else:
             values, mask, state = source.step(loop[0])
+        values, mask = placed(source, values, mask)
         carry, output = body(loop[1], values, mask)
         if feedback is not None:
             state = _fed_back(feedback, state, carry, output)
@@ -113,7 +117,11 @@ def checked_body(body_fn: BodyFn) -> BodyFn:
     """A body that says so if it does not return a carry and an output."""
 
     def body(carry: Any, batch: Any, mask: Any) -> tuple[Any, Any]:
-        result = body_fn(carry, batch, mask)
+        try:
+            result = body_fn(carry, batch, mask)
+        except Exception as error:
+            note_unbatched(error, mask)
+            raise
         if not isinstance(result, tuple) or len(result) != 2:
             raise UsageError(
                 f"`body_fn` must return (carry, output), returned {type(result).__name__}; "
@@ -132,7 +140,8 @@ def scan_read(
 
     def one(carry: Any, each: Rows) -> tuple[Any, Any]:
         values, mask = source.read(each.replaced(key=rows.key))
-        return body(carry, values, jnp.ones(lanes, jnp.bool_) if mask is None else mask)
+        mask = jnp.ones(lanes, jnp.bool_) if mask is None else mask
+        return body(carry, *placed(source, values, mask))
 
     return lax.scan(one, carry, rows.lanes, unroll=unroll)
 
@@ -157,7 +166,8 @@ def _scan_rows(
         words, carry, outputs = run(*loop, chunk)
         return (words, carry), outputs
 
-    words, chunk = state.words, chunk_steps(steps, max(1, _MOST_LANES // plan.batch))
+    most = min(_MOST_LANES, _MOST_EPOCHS * plan.length) // plan.batch
+    words, chunk = state.words, chunk_steps(steps, max(1, most))
     pieces = []
     if steps > chunk:
         (words, carry), outputs = lax.scan(run_chunk, (words, carry), length=steps // chunk)

@@ -52,8 +52,20 @@ class _Jitted:
         return self._with_arrays(self._compiled, args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """As `jax.jit(fn).lower`; the captured arrays are among its arguments."""
-        return self._with_arrays(self._compiled.lower, args, kwargs)
+        """As `jax.jit(fn).lower`: `.compile()` gives a function of the same arguments."""
+        return self._with_arrays(_ahead(self._compiled.lower), args, kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.jit(fn).trace`; the captured arrays are among the inputs of its jaxpr."""
+        return self._with_arrays(_ahead(self._compiled.trace), args, kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.jit(fn).eval_shape`: shapes and dtypes of what it would return."""
+        return self._with_arrays(self._compiled.eval_shape, args, kwargs)
+
+    def clear_cache(self) -> None:
+        """As `jax.jit(fn).clear_cache`."""
+        self._compiled.clear_cache()
 
     def _with_arrays(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         while True:
@@ -77,6 +89,37 @@ class _Jitted:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
+
+
+class _Ahead:
+    """A traced, lowered or compiled function, with the arrays that it captured.
+
+    `jax.stages`' own, but `lower` and `compile` keep the arrays and a call passes them on.
+    """
+
+    def __init__(self, stage: Any, arrays: Any) -> None:
+        self._stage, self._arrays = stage, arrays
+
+    def lower(self, *args: Any, **kwargs: Any) -> _Ahead:
+        return _Ahead(self._stage.lower(*args, **kwargs), self._arrays)
+
+    def compile(self, *args: Any, **kwargs: Any) -> _Ahead:
+        return _Ahead(self._stage.compile(*args, **kwargs), self._arrays)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._stage(*args, **kwargs, **{_CAPTURED: self._arrays})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._stage, name)
+
+    def __repr__(self) -> str:
+        return f"{self._stage!r} of cereal.jit"
+
+
+def _ahead(make: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: _Ahead(make(*args, **kwargs), kwargs[_CAPTURED])
 
 
 @overload
@@ -107,4 +150,9 @@ def jit(fn: Any = None, **options: Any) -> Any:
         )
     if fn is None:
         return functools.partial(jit, **options)
+    if not callable(fn):
+        raise UsageError(
+            f"`cereal.jit` compiles a function, got {type(fn).__name__} ({fn!r:.60}); write "
+            f"`cereal.jit(fn)`, or `@cereal.jit` above a `def`."
+        )
     return _Jitted(fn, options)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.positional import Positional
+from ..core.ordering import Sequential
+from ..core.positional import IndexedSource, Positional
+from ..core.pytree import said
 from ..core.source import Source
 from ..core.spec import format_spec
 
@@ -26,13 +28,18 @@ def draw(source: Source[Any], reading: str = "") -> str:
     └─ BatchTransform(32)                {image: uint8[32,8,8], label: int32[32]}
     """
     stages = stages_of(source)
-    rows = [(stage.label, _in_short(stage.element_spec())) for stage in stages]
+    rows = [_row(stage) for stage in stages]
     labels = [f"{'   ' * max(i - 1, 0)}{'└─ ' if i else ''}{row[0]}" for i, row in enumerate(rows)]
     width = max(map(len, labels))
     lines = [f"{label:{width}}  {row[1]}" for label, row in zip(labels, rows, strict=True)]
     if reading:
         lines.insert(_on_host(stages), f"~~~~ host above, {reading}; compiled below ~~~~")
     return "\n".join(lines)
+
+
+def _row(stage: Source[Any]) -> tuple[str, str]:
+    label = said(lambda: stage.label, f"{type(stage).__name__}(...)")
+    return label, said(lambda: _in_short(stage.element_spec()), "?")
 
 
 def _in_short(spec: Any) -> str:
@@ -56,10 +63,34 @@ def _on_host(stages: list[Source[Any]]) -> int:
 
 
 def summary(source: Source[Any]) -> str:
-    """How long an epoch is."""
-    if isinstance(source, Positional) and source.unknown_length:
-        return "as many elements as it gives"
-    steps = source.steps_per_epoch
-    if isinstance(source, Positional):
-        return f"{source.length:,} elements, {steps:,} steps an epoch"
-    return f"{steps:,} steps an epoch"
+    """How long an epoch is, and what decides the order of the data."""
+    return said(lambda: _length(source), "of no known length")
+
+
+def _length(source: Source[Any]) -> str:
+    if not isinstance(source, Positional):
+        return f"{source.steps_per_epoch:,} steps an epoch"
+    if source.unknown_length:
+        return ", ".join(["as many elements as it gives", *_said(source)])
+    steps = f"{source.steps_per_epoch:,} steps an epoch"
+    if not source.lanes:
+        steps += " of one element each: there is no BatchTransform"
+    return ", ".join([f"{source.length:,} elements", *_said(source), steps])
+
+
+def _said(source: Positional[Any]) -> list[str]:
+    """What a newcomer would not expect of it: that nothing shuffles, or that the key does nothing.
+
+    In the middle of the line, since the drawing below is about stages.
+    """
+    if source.varies and not _uses_key(source):
+        return ["epochs differ by the data itself, whatever the key"]
+    if isinstance(source.order, Sequential) and source.stream is None:
+        return ["the data in its own order"]
+    return []
+
+
+def _uses_key(source: Positional[Any]) -> bool:
+    below = stages_of(source)
+    keyed = any(isinstance(each, IndexedSource) and each.keyed for each in below)
+    return keyed or source.order.random or source.random_stages > 0

@@ -17,6 +17,7 @@ from ..core.capture import staging
 from ..core.elements import chunks_of, few_true, read_elements
 from ..core.errors import PipelineError, UsageError
 from ..core.function import Function, as_decision, as_function
+from ..core.paths import as_path
 from ..core.source import Source
 from .routed import check_part, count_of
 from .slice import SliceSource
@@ -73,8 +74,8 @@ def select(
     if cache is None:
         keep = _kept(indexed, function)
     else:
-        line = "select(source, fn, cache=folder, version=1)"
-        keep = _cached(indexed, function, Named(os.fspath(cache), version, owner, line))
+        folder, line = as_path(cache, "cache", owner), "select(source, fn, cache=folder, version=1)"
+        keep = _cached(indexed, function, Named(str(folder), version, owner, line))
     chosen = np.flatnonzero(keep)
     if not len(chosen):
         raise PipelineError(
@@ -85,8 +86,9 @@ def select(
 
 
 def _check_stable(source: Any) -> None:
-    if source.random_stages or not source.fixed:
+    if source.random_stages or source.varies or not source.fixed:
         what = "has a random stage" if source.random_stages else "mixes sources"
+        what = "reads data that depends on the epoch" if source.varies else what
         raise PipelineError(
             f"select: {source.label} {what}, so its elements change from epoch to epoch; select "
             f"first, or mask with FilterTransform(fn)."

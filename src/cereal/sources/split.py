@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
-from ..core.numbers import as_whole
+from ..core.numbers import as_fractions, as_whole
 from ..core.ordering import digest_of
 from ..core.route import Route
 from ..core.source import Source
@@ -129,13 +129,8 @@ def _shuffled(path: Route, key: Any, first: int, size: int) -> Route:
 
 
 def _sizes(fractions: Any, n: int) -> list[int]:
-    try:
-        given = [float(each) for each in fractions]
-        whole = all(float(each).is_integer() for each in given) and sum(given) > 1
-    except (TypeError, ValueError) as error:
-        raise PipelineError(
-            f"split: `fractions` must be numbers, got {fractions!r:.60}; write `(0.9, 0.1)`."
-        ) from error
+    given = as_fractions(fractions, "split", "(0.9, 0.1)")
+    whole = all(each.is_integer() for each in given) and sum(given) > 1
     if not given or any(not math.isfinite(each) or each <= 0 for each in given):
         raise PipelineError(
             f"split: `fractions` must all be positive, got {tuple(given)}; leave a part out to "

@@ -14,8 +14,10 @@ import numpy as np
 from ..core.cache_name import Named, check_version
 from ..core.elements import chunks_of, read_elements
 from ..core.errors import PipelineError
+from ..core.gathered import explicit_mesh
 from ..core.host import HostIndexed
 from ..core.ordering import Order
+from ..core.permutation import MAX_TRACED
 from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows
@@ -93,7 +95,8 @@ class CacheTransform(Transform[Any, Any]):
         else:
             _check_plain(upstream, self.label)
             store = CacheStore(upstream, Named(self.folder, self.version, self.label))
-            cached = Cached(store, upstream.order, store.spec, len(upstream), self.label)
+            where_to = upstream.placement
+            cached = Cached(store, upstream.order, store.spec, len(upstream), self.label, where_to)
         return _WithMask()(cached) if upstream.masks else cached
 
 
@@ -109,15 +112,26 @@ def _check(source: Any, label: str) -> None:
             f"{label} comes after {source.label}, whose number of elements is not known; pass "
             f"`IterableSource(make_iterator, length=...)`."
         )
+    if len(source) > MAX_TRACED:
+        raise PipelineError(
+            f"{label} comes after {source.label}, which has {len(source)} elements; a cache keeps "
+            f"at most {MAX_TRACED}."
+        )
     if source.random_stages:
         raise PipelineError(
             f"{label} comes after a random stage: every epoch would see the augmentation of the "
             f"first. Move the random stage below the CacheTransform."
         )
-    if not source.fixed:
+    if source.varies or not source.fixed:
+        fix = "cache its sources instead"
+        if source.varies:
+            fix = (
+                "leave the cache out, or make them functions of the index alone and augment below "
+                "the CacheTransform, in a HostRandomMapTransform"
+            )
         raise PipelineError(
-            f"{label} comes after {source.label}, whose elements change from epoch to epoch; cache "
-            f"its sources instead."
+            f"{label} comes after {source.label}, whose elements change from epoch to epoch: every "
+            f"epoch would see those of the first; {fix}."
         )
     if source.callbacks:
         raise PipelineError(
@@ -152,6 +166,7 @@ class Cached(HostIndexed[Any]):
     spec: Spec = static_field(default=None)
     n: int = static_field(default=0)
     called: str = static_field(default="")
+    placement: Any = static_field(default=None)  # type: ignore[assignment]
 
     def __len__(self) -> int:
         return self.n
@@ -178,10 +193,6 @@ class Cached(HostIndexed[Any]):
     @property
     def overlap(self) -> int:
         return self.store.upstream.overlap
-
-    @property
-    def placement(self) -> Any:
-        return self.store.upstream.placement
 
     def take_host(self, indices: np.ndarray) -> Any:
         return self.store.take(indices)
@@ -242,6 +253,12 @@ def _put(whole: Any, part: Any, start: Any) -> Any:
     return jax.tree.map(put, whole, part)
 
 
+def _room_for(part: Any, n: int) -> Any:
+    """Zeros for n such elements, on the part's mesh if that has explicit axes."""
+    there = part.sharding if explicit_mesh(part) is not None else None
+    return jnp.zeros((n, *part.shape[1:]), part.dtype, device=there)
+
+
 def _on_device(upstream: Any, label: str) -> CachedOnDevice:
     whole, start = None, 0
     n = len(upstream)
@@ -249,7 +266,7 @@ def _on_device(upstream: Any, label: str) -> CachedOnDevice:
         values, mask = read_elements(upstream, chunk)
         part = (values, mask) if upstream.masks else values
         if whole is None:
-            whole = jax.tree.map(lambda x: jnp.zeros((n, *x.shape[1:]), x.dtype), part)
+            whole = jax.tree.map(lambda x: _room_for(x, n), part)
         whole = _put(whole, part, jnp.int32(start))
         start += len(chunk)
     arrays = ArraySampleSource(whole, ordering="sequential")

@@ -6,10 +6,9 @@ from typing import Any, ClassVar, TypeVar
 
 import jax
 
-from ..core.errors import PipelineError
+from ..core.placement import check_fits
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import Source
-from ..core.spec import format_spec
 from ..core.stage import Stage
 from ..device.storage import as_device
 
@@ -21,8 +20,14 @@ class DevicePutTransform(Stage[Any, Any]):
     """Hands batches out on a device, or spread over devices.
 
     `device` is a `jax.Device`, a name such as "gpu:1", a sharding, or None for the first device.
-    It acts where batches leave the loader; inside your own `jit` it is the identity, since there
-    the program decides.
+    Of a `NamedSharding`, an array with fewer axes takes the leading part of the spec: labels and
+    the mask that of their one axis, one number for a whole batch lies everywhere.
+
+    In `scan_epoch`, `evaluate` and your own `jit`, batches are constrained to it, so the program
+    runs there: data and parameters must not have been put elsewhere. The data of a loader travels
+    there with every call; `jax.device_put(loader, NamedSharding(mesh, PartitionSpec()))` puts it
+    there once. The default device asks for nothing in your own `jit`: that runs where its
+    arguments are.
 
     >>> import cereal, jax
     >>> put = cereal.DevicePutTransform("cpu:0")
@@ -53,15 +58,6 @@ class DevicePutTransform(Stage[Any, Any]):
         return values, mask
 
     def __call__(self, source: Source[T]) -> Source[T]:
-        if isinstance(self.device, jax.sharding.Sharding):
-            for spec in jax.tree.leaves(source.element_spec()):
-                try:
-                    self.device.shard_shape(spec.shape)
-                except (ValueError, IndexError) as error:
-                    reason = str(error).strip().partition("\n")[0]
-                    raise PipelineError(
-                        f"{self.label}: {format_spec(spec)} cannot be laid out so: {reason}; "
-                        f"choose a batch size that the devices divide, and put this stage after "
-                        f"the BatchTransform."
-                    ) from error
+        if isinstance(source, Source) and isinstance(self.device, jax.sharding.Sharding):
+            check_fits(self.device, source.element_spec(), source.lanes, self.label)
         return super().__call__(source)

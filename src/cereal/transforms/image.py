@@ -30,6 +30,32 @@ def _image(values: Any, image_key: str, label: str) -> Any:
     return values[image_key]
 
 
+def _check_key(image_key: Any, owner: str) -> None:
+    if isinstance(image_key, Source):
+        raise PipelineError(
+            f"{owner}: the first argument is the name of the image, got a source; write "
+            f"`{owner}()(source)`, or put `{owner}()` into the loader's list."
+        )
+    if not isinstance(image_key, str):
+        raise PipelineError(
+            f"{owner}: `image_key` must be the name of the image in an element, got "
+            f'{type(image_key).__name__} ({image_key!r:.60}); write `image_key="image"`.'
+        )
+
+
+def _float_type(dtype: Any) -> np.dtype:
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise PipelineError(
+            f"NormalizeImageTransform: `dtype` must be a float type, got {dtype!r:.60}; write, for "
+            f"example, `dtype=jnp.bfloat16`."
+        )
+    return found
+
+
 @pytree_dataclass
 class NormalizeImageTransform(Stage[Any, Any]):
     """Integer images to floats in [0, 1]: divides by the largest value of their dtype.
@@ -49,12 +75,8 @@ class NormalizeImageTransform(Stage[Any, Any]):
     dtype: Any = static_field(default=np.dtype(np.float32))
 
     def __init__(self, image_key: str = "image", *, dtype: Any = jnp.float32) -> None:
-        dtype = jnp.dtype(dtype)
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise PipelineError(
-                f"NormalizeImageTransform: `dtype` must be a float type, got {dtype}."
-            )
-        set_fields(self, image_key=image_key, dtype=dtype)
+        _check_key(image_key, "NormalizeImageTransform")
+        set_fields(self, image_key=image_key, dtype=_float_type(dtype))
 
     @property
     def label(self) -> str:
@@ -86,6 +108,9 @@ class FlattenImageTransform(Stage[Any, Any]):
     light: ClassVar[bool] = True
 
     image_key: str = static_field(default="image")
+
+    def __post_init__(self) -> None:
+        _check_key(self.image_key, "FlattenImageTransform")
 
     @property
     def label(self) -> str:

@@ -286,3 +286,29 @@ def test_iterators_know_how_much_was_skipped() -> None:
 def test_a_policy_that_is_none_is_refused(on_error: Any) -> None:
     with pytest.raises(cereal.PipelineError, match="`on_error` must be"):
         loader_of(read, on_error=on_error)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("road", ["iterate", "scan_epoch", "jit"])
+def test_an_element_that_fills_up_the_last_batch_is_not_counted_again(
+    workers: int, road: str
+) -> None:
+    def bad(i: int) -> int:
+        if i % 7 == 3:
+            raise OwnError(i)
+        return i
+
+    spec = jax.ShapeDtypeStruct((), np.int32)
+    source = cereal.DiskSampleSource(60, bad, spec)
+    stages = [source, BatchTransform(8, pad_last_batch=True)]
+    keep = lambda carry, batch, mask: (carry + mask.sum(), None)  # noqa: E731
+    with DataLoader(stages, workers=workers, on_error="skip", prefetch=0) as loader:
+        state = loader.init_state(0)
+        if road == "iterate":
+            list(loader.iterate(state))
+        elif road == "scan_epoch":
+            loader.scan_epoch(state, 0, keep)
+        else:
+            run = jax.jit(lambda state: loader.scan_epoch(state, 0, keep)[1])
+            jax.block_until_ready(run(state))
+        assert loader.skipped == 9

@@ -24,6 +24,7 @@ import numpy as np
 from ...core.atomic import write_atomically
 from ...core.errors import PipelineError, UsageError
 from ...core.extras import needs
+from ...core.paths import as_path
 from .lettering import Lettering
 
 _MARGIN, _GAP = 14, 8
@@ -67,7 +68,7 @@ class ContactSheet:
 
 def checked_path(path: str | PathLike[str]) -> Path:
     """A path that says PNG, or says nothing."""
-    target = Path(path)
+    target = as_path(path, "path", "a contact sheet")
     if target.suffix.lower() not in ("", ".png"):
         raise UsageError(
             f"a contact sheet is a PNG, and the path is {str(target)!r}; write "
