@@ -204,7 +204,9 @@ def test_what_has_no_digest_is_refused_without_a_version(tmp_path: Path) -> None
         with lock:
             return x > 3
 
-    with pytest.raises(PipelineError, match=r"a lock .* has changed .*select: pass `version=1`"):
+    with pytest.raises(
+        PipelineError, match=r"^select: .*a lock .* has changed .*; write `select\(.*, version=1\)`"
+    ):
         select(RangeSource(8), locked, cache=tmp_path)
     for _ in range(2):
         assert len(select(RangeSource(8), locked, cache=tmp_path, version=1)) == 4

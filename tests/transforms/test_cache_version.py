@@ -30,7 +30,9 @@ def test_what_has_no_digest_is_refused_without_a_version(tmp_path: Path, number:
         cache = CacheTransform(tmp_path / "cache", version=version)
         return [RangeSource(1, 9), HostMapTransform(locked), cache]
 
-    with pytest.raises(PipelineError, match=r"a lock .* CacheTransform: pass `version=1`"):
+    with pytest.raises(
+        PipelineError, match=r"a lock .*; write `CacheTransform\(folder, version=1\)`"
+    ):
         DataLoader(stages(None))
     for _ in range(2):
         np.testing.assert_array_equal(batches(stages("a")), range(1, 9))

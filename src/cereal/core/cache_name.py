@@ -28,6 +28,7 @@ class Named:
     folder: str | None
     version: int | str | None = None
     label: str = "CacheTransform"
+    line: str = "CacheTransform(folder, version=1)"
 
 
 def check_version(version: Any, owner: str) -> None:
@@ -53,8 +54,8 @@ def name_of(source: Any, named: Named, *more: Any) -> str:
         *more,
         settings,
         computed,
-        remedy=f"{named.label.partition('(')[0]}: pass `version=1`, and another number when the "
-        f"code changes, or do without files",
+        owner=named.label,
+        remedy=f"write `{named.line}`, with another version whenever the code changes",
         lenient=named.version is not None,
     )
     return what if named.version is None else f"{what}-{named.version}"

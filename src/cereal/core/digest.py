@@ -38,21 +38,23 @@ _ORDER = {"ordering"}
 _WORDS = {"parts"}  # of our sources, for the drawing
 
 
-def digest(*objects: Any, remedy: str = "", lenient: bool = False) -> str:
+def digest(
+    *objects: Any, owner: str = "digest", remedy: str = "leave it out", lenient: bool = False
+) -> str:
     """32 letters that change when what the objects compute may change.
 
     What cannot be looked into is refused, with the `remedy`; if `lenient`, only its type counts.
     """
-    state = _Digest(remedy, lenient)
+    state = _Digest(owner, remedy, lenient)
     for each in objects:
         state.add(each)
     return state.hash.hexdigest()
 
 
 class _Digest:
-    def __init__(self, remedy: str, lenient: bool) -> None:
+    def __init__(self, owner: str, remedy: str, lenient: bool) -> None:
         self.hash = hashlib.blake2b(digest_size=16)
-        self._remedy, self._lenient = remedy, lenient
+        self._how: dict[str, Any] = {"owner": owner, "remedy": remedy, "lenient": lenient}
         self._path: list[int] = []
         # Of functions and classes, which refer to each other in many ways; they are kept alive,
         # so that no other object gets the identity of one.
@@ -127,8 +129,7 @@ class _Digest:
             self.add(type(value))
             self.add(_attributes(value))
         if isinstance(value, set | frozenset):
-            how = {"remedy": self._remedy, "lenient": self._lenient}
-            self.word(sorted(digest(each, **how) for each in value))
+            self.word(sorted(digest(each, **self._how) for each in value))
             return
         for each in value:
             self.add(each)
@@ -288,13 +289,13 @@ class _Digest:
     def _refuse(self, value: Any, why: Any) -> None:
         if isinstance(why, PipelineError):
             raise why  # of something inside
-        if self._lenient:
+        if self._how["lenient"]:
             self.word("unknown", type(value).__qualname__)
             return
         raise PipelineError(
-            f"cannot tell whether a {type(value).__name__} that the pipeline refers to has "
-            f"changed ({why}), so results cannot be kept in files by what computes them; "
-            f"{self._remedy or 'leave it out of the functions above the cache'}."
+            f"{self._how['owner']}: cannot tell whether a {type(value).__name__} that the pipeline "
+            f"refers to has changed ({why}), so files of results cannot be named by what computes "
+            f"them; {self._how['remedy']}."
         )
 
 

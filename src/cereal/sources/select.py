@@ -74,9 +74,8 @@ def select(
     if cache is None:
         keep = _kept(indexed, function)
     else:
-        keep = _cached(
-            indexed, function, Named(str(as_path(cache, "cache", owner)), version, owner)
-        )
+        folder, line = as_path(cache, "cache", owner), "select(source, fn, cache=folder, version=1)"
+        keep = _cached(indexed, function, Named(str(folder), version, owner, line))
     chosen = np.flatnonzero(keep)
     if not len(chosen):
         raise PipelineError(
