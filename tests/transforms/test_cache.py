@@ -144,6 +144,7 @@ ORDERS = ["sequential", "shuffle", cereal.BlockShuffle(3), [4, 4, 0, 23]]
 
 
 @pytest.mark.parametrize("ordering", ORDERS, ids=["in order", "shuffled", "in blocks", "listed"])
+@pytest.mark.filterwarnings("ignore:.*is larger than the data")
 def test_every_order_above_the_cache_is_kept(ordering: Any) -> None:
     stages = [MapTransform(square), BatchTransform(5)]
     plain = DataLoader([RangeSource(N, ordering=ordering), *stages])
