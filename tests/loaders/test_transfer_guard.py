@@ -116,6 +116,31 @@ def test_stages_run_under_a_guard(source: str, stage: str, tmp_path: Path) -> No
         everything(loader, key, zero)
 
 
+def test_pipelines_are_built_under_a_guard_and_their_states_can_be_read() -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    images = np.ones((N, 8, 8), np.uint8)  # stored as words
+    with jax.transfer_guard("disallow"):
+        train, rest = cereal.split(ArraySampleSource(SMALL), (6, 3), key=1)
+        for source in (
+            train,
+            ArraySampleSource(images),
+            ArraySampleSource(SMALL, ordering=[3, 1, 2]),
+            ArraySampleSource(SMALL, ordering=WeightedSampling(np.arange(1.0, N + 1))),
+            cereal.SliceSource(rest, [2, 0]),
+        ):
+            loader = DataLoader([source, BatchTransform(2)])
+            next(loader.iterate(loader.init_state(0)))
+        state = loader.init_state(7)
+        assert [to_host(x).tolist() for x in (state.key, state.epoch, state.offset)] == [
+            [0, 7],
+            0,
+            0,
+        ]
+        states = jax.vmap(loader.init_state)(keys)
+        assert (states.key.shape, states.epoch.shape) == ((3, 2), (3,))
+        jax.vmap(loader.next_batch)(states)
+
+
 def test_a_guard_for_the_whole_process_counts_in_workers_too() -> None:
     key, zero = jax.random.key(1), jnp.int32(0)
     jax.config.update("jax_transfer_guard", "disallow")

@@ -17,6 +17,7 @@ import numpy as np
 from .errors import PipelineError
 from .permutation import permute, round_constants
 from .pytree import pytree_dataclass, static_field
+from .transfer import sent
 
 
 class Visit(NamedTuple):
@@ -148,7 +149,7 @@ def _listed(ordering: Any, n: int, owner: str) -> Order:
     if isinstance(ordering, jax.core.Tracer):  # inside jit: the values cannot be looked at
         return Listed(ordering.astype(jnp.int32), ordering.shape[0], "traced")
     indices = check_indices(ordering, n, what)
-    return Listed(jnp.asarray(indices), indices.size, digest_of(indices))
+    return Listed(jnp.asarray(sent(indices)), indices.size, digest_of(indices))
 
 
 def _describe(ordering: Any) -> str:

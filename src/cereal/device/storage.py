@@ -13,6 +13,7 @@ from jax.sharding import SingleDeviceSharding
 from ..core.errors import PipelineError
 from ..core.spec import is_array_like
 from ..core.taken import is_leaf
+from ..core.transfer import sent
 from .words import pack, worth_packing
 
 
@@ -58,7 +59,7 @@ def place_array(array: Any) -> Any:
         return array
     array = _native(array)
     if not isinstance(array, jax.Array):
-        return jnp.array(array, copy=True)
+        return jnp.array(sent(array), copy=True)
     if jax.default_backend() == "cpu":
         return array
     if any(device.platform != "cpu" for device in array.devices()):

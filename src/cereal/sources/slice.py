@@ -15,6 +15,7 @@ from ..core.pytree import pytree_dataclass, static_field
 from ..core.route import Route, Run
 from ..core.source import Source
 from ..core.subset import Stretch, Table
+from ..core.transfer import sent
 from .routed import Routed, adopt, count_of, inherited, set_routed
 from .store import Store
 
@@ -92,7 +93,7 @@ def _chosen(path: Route, where: Any) -> tuple[Route, str]:
         )
     indices = check_indices(where, path.n, f"{_OWNER}: the array of indices")
     once = len(np.unique(indices)) == len(indices)
-    table = Table(path, jnp.asarray(indices), len(indices), digest_of(indices), once)
+    table = Table(path, jnp.asarray(sent(indices)), len(indices), digest_of(indices), once)
     return table, f"{len(indices)} indices"
 
 
