@@ -9,7 +9,10 @@ BRIDGES := .venv-bridges/bin
 TORCH ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow elastic test-bridges tutorial lint types bench clean
+COUNT ?=
+MINUTES ?=
+SEED ?= 0
+.PHONY: help install demo test slow fuzz elastic test-bridges tutorial lint types bench clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,10 +30,13 @@ demo: $(INSTALLED) ## Train a small classifier on handwritten digits, offline, i
 	$(BIN)/python examples/digits.py
 
 test: lint types $(INSTALLED) ## Lint, types and all tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 slow: $(INSTALLED) ## The tests that take long: processes, devices, interrupts, combinations
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m slow
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m slow
+
+fuzz: $(INSTALLED) ## Random pipelines against a NumPy reference: make fuzz MINUTES=5 SEED=0, or COUNT=1
+	$(BIN)/python -m tests.fuzz --seed $(SEED) $(if $(COUNT),--count $(COUNT)) $(if $(MINUTES),--minutes $(MINUTES))
 
 elastic: $(INSTALLED) ## One digest for every number of workers, batches ahead, way to run and restart
 	$(BIN)/python benchmarks/digest.py --all

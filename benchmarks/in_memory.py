@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 from functools import partial
 from typing import Any
@@ -99,9 +100,11 @@ def numpy_loop(pairs: int) -> None:
     order = np.random.default_rng(0).permutation(N)
     summed = jax.jit(lambda batch: consume(jnp.int32(0), batch, None)[0])
 
+    seeds = itertools.count()
+
     def ours(use: Any) -> Any:
         last = None
-        for batch, _ in loader.iterate(loader.init_state(0)):
+        for batch, _ in loader.iterate(loader.init_state(next(seeds))):
             last = use(batch)
         return last
 

@@ -10,6 +10,7 @@ disk    an epoch of `make_disk_source` against one of the arrays in memory: shuf
 from __future__ import annotations
 
 import gzip
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -32,9 +33,12 @@ def bare(paths: list[Path]) -> dict[str, np.ndarray]:
     return {"image": images, "label": labels}
 
 
+_seeds = itertools.count()
+
+
 def epoch(loader: DataLoader) -> Any:
     batch: Any = None
-    for batch, _ in loader.iterate(loader.init_state(0)):  # noqa: B007
+    for batch, _ in loader.iterate(loader.init_state(next(_seeds))):  # noqa: B007
         pass
     return batch
 

@@ -59,11 +59,12 @@ def measure(name: str, source: Any, epochs: int, **options: Any) -> dict[str, An
     elements, digest = 0, hashlib.sha256()
     with cereal.DataLoader([source, *stages], **options) as loader:
         state = loader.init_state(jax.random.key(0))
-        for batch, mask in loader.iterate(state, epochs=epochs):  # once untimed: this compiles
+        batches = loader.iterate(state, epochs=epochs)
+        for batch, mask in batches:  # once untimed: this compiles
             for leaf in jax.tree.leaves((batch, mask)):
                 digest.update(np.asarray(leaf).tobytes())
-        batches, begin = loader.iterate(state, epochs=epochs, progress=name), time.perf_counter()
-        for batch, mask in batches:
+        state, begin = batches.state, time.perf_counter()
+        for batch, mask in loader.iterate(state, epochs=epochs, progress=name):
             jax.block_until_ready(batch)
             elements += np.count_nonzero(mask)
         rate = elements / (time.perf_counter() - begin)

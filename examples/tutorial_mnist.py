@@ -10,6 +10,11 @@ who makes the batches:
     cereal, streamed   DataLoader([dataset, BatchTransform(128)]): read ahead by threads
     cereal, read once  CacheTransform("device") after the dataset: an epoch is one program
 
+A dataset that stands bare in the list is read in its own order, as the tutorial has it. To train on
+it shuffled, write `DataLoader([DatasetSource(dataset, ordering="shuffle"), BatchTransform(128)])`
+where torch has `DataLoader(dataset, batch_size=128, shuffle=True)`, and go through epochs from one
+state: `loader.iterate(loader.init_state(key), epochs=8)`.
+
 A library that is not installed is left out. Nothing is downloaded but MNIST itself.
 """
 

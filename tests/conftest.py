@@ -1,10 +1,16 @@
-"""What all tests share: four CPU devices, a strict JAX, a small MNIST, and leak watchers."""
+"""What all tests share: four CPU devices, a strict JAX, a small MNIST, and leak watchers.
+
+Most of the time of the tests is compiling. What one of them has compiled, the others load: the
+tests of both workers, their child processes, and the next run. Traces, and what `jit` holds in
+memory, are counted as without this; only the work of XLA is saved.
+"""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,6 +20,12 @@ from pathlib import Path
 _FLAG = "--xla_force_host_platform_device_count"
 if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=4".strip()
+
+_COMPILED = Path(__file__).parent.parent / ".pytest_cache" / "jax"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_COMPILED))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+_MOST_COMPILED = 30_000  # programs, of about 10 KB; a whole run makes some thousands
 
 # A shell starts background jobs with Ctrl-C ignored, and children would inherit that.
 if threading.current_thread() is threading.main_thread():
@@ -26,10 +38,19 @@ import pytest  # noqa: E402
 from tests.datasets.files import with_own_hashes, write_mnist  # noqa: E402
 
 import cereal  # noqa: E402
+from cereal.core.unseen import raise_unseen  # noqa: E402
 
 # The first example of a property compiles, which takes longer than any deadline.
 hypothesis.settings.register_profile("cereal", deadline=None)
 hypothesis.settings.load_profile("cereal")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Programs of old code do not pile up: the folder is begun anew before it grows large."""
+    alone = not hasattr(config, "workerinput")  # no worker of xdist
+    if alone and _COMPILED.exists() and len(os.listdir(_COMPILED)) > _MOST_COMPILED:
+        shutil.rmtree(_COMPILED)
+
 
 # Tests with other libraries run where these are installed: `make test-bridges`.
 _LIBRARIES = ("brax", "craftax", "datasets", "grain", "jumanji", "tensorflow", "torch")
@@ -57,6 +78,13 @@ def no_threads_left() -> Iterator[None]:
     yield
     left = _threads() - before
     assert not left, f"threads left running: {sorted(thread.name for thread in left)}"
+
+
+@pytest.fixture(autouse=True)
+def no_error_left_unseen() -> Iterator[None]:
+    """A test ends without errors of programs that nobody has seen."""
+    yield
+    raise_unseen()
 
 
 @pytest.fixture(autouse=True)

@@ -59,6 +59,7 @@ PUBLIC = [
     "DigitsDataset",
     "DiskSampleSource",
     "EMNISTDataset",
+    "EpochWarning",
     "FashionMNISTDataset",
     "FilterTransform",
     "FlattenImageTransform",
@@ -76,6 +77,7 @@ PUBLIC = [
     "MemmapSource",
     "MixSource",
     "NormalizeImageTransform",
+    "OptionWarning",
     "PipelineError",
     "PipelineState",
     "RandomMapTransform",
@@ -168,13 +170,19 @@ def room_of(module: str) -> str:
     return module.split(".")[1]
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.parent != PACKAGE], ids=name_of)
-def test_a_room_imports_only_rooms_before_it(path: Path) -> None:
+def later_rooms(path: Path) -> Iterator[str]:
     own = ROOMS.index(room_of(module_of(path)))
     for module in imported_modules(path):
         room = room_of(module)
         assert room in ROOMS, f"{name_of(path)} imports {module}, which is in no room"
-        assert ROOMS.index(room) <= own, f"{name_of(path)} imports {module}, a later room"
+        if ROOMS.index(room) > own:
+            yield f"{name_of(path)} imports {module}, a later room"
+
+
+def test_a_room_imports_only_rooms_before_it() -> None:
+    paths = [path for path in FILES if path.parent != PACKAGE]
+    assert len(paths) > 100
+    assert not [wrong for path in paths for wrong in later_rooms(path)]
 
 
 def test_every_room_is_in_the_list_and_has_something_in_it() -> None:
@@ -193,17 +201,18 @@ def test_the_map_of_rooms_in_the_package_is_complete() -> None:
 
 def test_relative_imports_are_understood() -> None:
     found = set(imported_modules(PACKAGE / "loaders" / "loader.py"))
-    assert {"cereal.core.state", "cereal.loaders.iterator", "cereal.monitor.drawing"} <= found
+    assert {"cereal.core.state", "cereal.loaders.iterate", "cereal.monitor.drawing"} <= found
     assert "cereal.sources.array" in set(imported_modules(PACKAGE / "sources" / "__init__.py"))
 
 
 # Files
 
 
-@pytest.mark.parametrize("path", [*FILES, *TESTS], ids=name_of)
-def test_files_are_short(path: Path) -> None:
-    lines = len(path.read_text().splitlines())
-    assert lines <= MOST_LINES, f"{name_of(path)} has {lines} lines; split it by idea"
+def test_files_are_short() -> None:
+    lines = {name_of(path): len(path.read_text().splitlines()) for path in [*FILES, *TESTS]}
+    assert len(lines) > 200
+    long = {name: count for name, count in lines.items() if count > MOST_LINES}
+    assert not long, "split them by idea"
 
 
 def test_no_file_is_named_for_nothing() -> None:

@@ -26,6 +26,7 @@ from cereal import (
 from cereal.core.ordering import Order
 from cereal.core.stage import Stage
 from cereal.loaders.iterator import PositionalIterator
+from cereal.loaders.walk import Walk
 from cereal.testing import assert_same, check_loader, check_resume, check_source, check_transform
 
 # Sources
@@ -260,14 +261,14 @@ def test_an_iterator_whose_state_is_off_fails(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_iterator_that_gives_too_many_batches_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PositionalIterator, "_count_one", lambda self: None)
-    monkeypatch.setattr(PositionalIterator, "_left", None, raising=False)
+    monkeypatch.setattr(Walk, "left", None)
+    monkeypatch.setattr(Walk, "total", property(lambda self: None, lambda self, total: None))
     with pytest.raises(AssertionError, match=r"iterate\(steps=4\) gave more"):
         check_loader(loader())
 
 
 def test_an_epoch_that_ends_at_the_wrong_batch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PositionalIterator, "_to_the_end", lambda self: 2 * (self._epochs or 1))
+    monkeypatch.setattr(Walk, "to_the_end", lambda self, epochs: 2 * epochs)
     with pytest.raises(AssertionError, match=r"iterate from step 1 gave 2 batches, .* 1 more"):
         check_resume(DataLoader([RangeSource(8), BatchTransform(4)]))
 

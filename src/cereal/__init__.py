@@ -23,7 +23,9 @@ from .core import CaptureWarning as CaptureWarning
 from .core import CerealError as CerealError
 from .core import ClassBalanced as ClassBalanced
 from .core import DatasetError as DatasetError
+from .core import EpochWarning as EpochWarning
 from .core import IndexedSource as IndexedSource
+from .core import OptionWarning as OptionWarning
 from .core import PipelineError as PipelineError
 from .core import PipelineState as PipelineState
 from .core import Source as Source

@@ -19,12 +19,16 @@ for a few epochs, so give them small data.
 from __future__ import annotations
 
 import itertools
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .core.errors import EpochWarning
 from .core.execute import stripped
 from .core.host_stage import HostStage
 from .core.ordering import Listed
@@ -97,7 +101,7 @@ def check_source(source: Source[Any], key: Any = 0, *, policy_state: Any = None)
         found = Spec(jax.tree.map(jnp.asarray, element))
         assert found == spec, f"{what}: gives {found}, element_spec says {spec}"
         assert jnp.asarray(mask).dtype == jnp.bool_, f"{what}: the mask is {mask.dtype}, not bool"
-        assert jnp.shape(mask) == source.lanes, f"{what}: the mask has shape {jnp.shape(mask)}"
+        assert jnp.shape(mask) == source.mask_shape, f"{what}: the mask has shape {jnp.shape(mask)}"
         assert_same(source.next(state), (element, mask, after), f"{what}, asked twice")
         assert_same(compiled(source, state), (element, mask, after), f"{what}, under jit")
         state = after
@@ -172,14 +176,10 @@ def check_transform(transform: Transform[Any, Any], source: Source[Any] | None =
     >>> from cereal.testing import check_transform
     >>> check_transform(cereal.NormalizeImageTransform())
     """
-    if source is None:
-        images = np.arange(7 * 6 * 6, dtype=np.uint8).reshape(7, 6, 6)
-        data = {"image": images, "label": np.arange(7, dtype=np.int32)}
-        source = ArraySampleSource(data, ordering="shuffle")
-    by_call, in_list = DataLoader(transform(source)), DataLoader([source, transform])
-    assert_same(_some(by_call), _some(in_list), f"{transform.label}: called and in a list")
-    one, other = (jax.tree.structure(stripped(loader.running)) for loader in (by_call, in_list))
-    assert one == other, f"{transform.label}: called and in a list, the pytrees differ"
+    if source is None:  # shuffled once; computing an order would be most of what is compiled
+        _check_by_call(transform, _images("shuffle"))
+        source = _images("sequential")
+    by_call = _check_by_call(transform, source)
     check_source(by_call.source)
     check_resume(by_call)
     batch = BatchTransform(3)
@@ -197,10 +197,35 @@ def check_transform(transform: Transform[Any, Any], source: Source[Any] | None =
         assert_same(_some(before), _some(after), f"{transform.label}: before and after batching")
 
 
+@contextmanager
+def _epochs_may_repeat() -> Iterator[None]:
+    """These checks run an epoch again and again, and mean it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EpochWarning)
+        yield
+
+
+def _images(ordering: str) -> Source[Any]:
+    images = np.arange(7 * 6 * 6, dtype=np.uint8).reshape(7, 6, 6)
+    return ArraySampleSource(
+        {"image": images, "label": np.arange(7, dtype=np.int32)}, ordering=ordering
+    )
+
+
+def _check_by_call(transform: Transform[Any, Any], source: Source[Any]) -> DataLoader[Any]:
+    """Called by hand and in a list it is the same; the loader of the call."""
+    by_call, in_list = DataLoader(transform(source)), DataLoader([source, transform])
+    assert_same(_some(by_call), _some(in_list), f"{transform.label}: called and in a list")
+    one, other = (jax.tree.structure(stripped(loader.running)) for loader in (by_call, in_list))
+    assert one == other, f"{transform.label}: called and in a list, the pytrees differ"
+    return by_call
+
+
 def _some(loader: DataLoader[Any]) -> list[Any]:
     return list(loader.iterate(loader.init_state(0), steps=3))
 
 
+@_epochs_may_repeat()
 def check_loader(loader: DataLoader[Any], key: Any = 0, *, policy_state: Any = None) -> None:
     """All ways to run a loader give the same batches, masks and states.
 
@@ -264,6 +289,7 @@ def _by_steps(next_batch: Any, state: Any, steps: int) -> tuple[list[Any], list[
     return batches, states
 
 
+@_epochs_may_repeat()
 def check_resume(
     loader: DataLoader[Any], key: Any = 0, epochs: int = 2, *, policy_state: Any = None
 ) -> None:

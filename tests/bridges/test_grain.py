@@ -105,18 +105,71 @@ def test_batches_are_those_of_its_own_batching() -> None:
         equal(batch, {**theirs, "label": theirs["label"].astype(np.int32)})
 
 
-def test_its_own_shuffle_is_kept() -> None:
-    shuffled = mapped().seed(3).shuffle()
-    order = np.array([element["label"] for element in shuffled])
-    assert sorted(order.tolist()) == list(range(N)) != order.tolist()
-    equal(rows(loader_of(shuffled)), {"image": IMAGES[order], "label": LABELS[order]})
+def own_epochs(dataset: Any, epochs: int = 3) -> list[Any]:
+    """What Grain gives, epoch by epoch."""
+    return [element["label"] for element in dataset.repeat(epochs)]
 
 
-def test_a_slice_and_a_mixture_are_datasets_too() -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_its_own_shuffle_and_augmentation_differ_between_epochs(workers: int) -> None:
+    def noisy(element: Any, rng: np.random.Generator) -> Any:
+        return {**element, "label": element["label"] + 100 * int(rng.integers(1000))}
+
+    for dataset in (
+        mapped().seed(3).shuffle(),
+        mapped().seed(3).random_map(noisy),
+        mapped().seed(3).shuffle().map(lambda x: x).random_map(noisy)[2:9],
+        mapped().seed(3).shuffle().repeat(2),
+        mapped().map_with_index(lambda i, x: {**x, "label": i}),
+        grain.MapDataset.mix([mapped(), mapped()[:3]], weights=[0.5, 0.5]),
+        grain.MapDataset.concatenate([mapped().shuffle(seed=1), mapped().shuffle(seed=2)]),
+        mapped().seed(1).shuffle().batch(2).map(lambda x: {"label": x["label"][0]}),
+    ):
+        loader = loader_of(dataset, workers)
+        found = rows(loader, loader.init_state(0), epochs=3)["label"].tolist()
+        assert found == own_epochs(dataset)
+        check_in_second_epoch(loader_of(dataset, workers), dataset, found)
+
+
+def check_in_second_epoch(loader: DataLoader[Any], dataset: Any, found: list[Any]) -> None:
+    """Read again from the middle, and by its index."""
+    n = len(dataset)
+    batches = loader.iterate(loader.init_state(0), epochs=2)
+    for _ in range(-(-n // 4) + 1):
+        next(batches)
+    rest = rows(loader, batches.state)["label"].tolist()
+    assert rest == found[n + 4 : 2 * n]
+    assert loader.read_element(1, epoch=1)["label"] == found[n + 1]
+
+
+def test_shuffled_here_too_its_augmentation_differs_between_epochs() -> None:
+    dataset = mapped().seed(0).random_map(lambda x, rng: {**x, "draw": int(rng.integers(2**30))})
+    loader = loader_of(DatasetSource(dataset, ordering="shuffle"))
+    found = rows(loader, loader.init_state(0), epochs=2)
+    assert sorted(found["label"][:N].tolist()) == sorted(found["label"][N:].tolist())
+    assert len(set(found["draw"].tolist())) == 2 * N
+
+
+def test_what_is_random_in_it_is_neither_cached_nor_split() -> None:
+    shuffled = DatasetSource(mapped().seed(3).shuffle())
+    with pytest.raises(PipelineError, match="change from epoch to epoch"):
+        cereal.CacheTransform("host")(shuffled)
+    with pytest.raises(PipelineError, match="would share elements"):
+        cereal.split(shuffled, (0.8, 0.2))
+    augmented = DatasetSource(mapped().seed(3).random_map(lambda x, rng: x))
+    with pytest.raises(PipelineError, match="change from epoch to epoch"):
+        cereal.CacheTransform("host")(augmented)
+    train, val = cereal.split(augmented, (0.8, 0.2))
+    assert (len(train), len(val)) == (8, 2)
+
+
+def test_a_loop_without_a_state_is_told_that_epochs_differ() -> None:
+    with pytest.raises(cereal.UsageError, match=r"init_state\(key\)"):
+        iter(loader_of(mapped().seed(3).shuffle()))
+
+
+def test_a_slice_is_a_dataset_too() -> None:
     assert rows(loader_of(mapped()[2:8]))["label"].tolist() == [2, 3, 4, 5, 6, 7]
-    mixed = grain.MapDataset.mix([mapped(), mapped()], weights=[0.5, 0.5])
-    own = [element["label"] for element in mixed]
-    assert rows(loader_of(mixed))["label"].tolist() == own
 
 
 def test_it_becomes_arrays_in_one_call() -> None:

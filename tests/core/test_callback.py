@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.core.programs import spread
 
 import cereal
-from cereal.core.callback import as_numpy, guarded, raising
+from cereal.core.callback import as_numpy, guarded, poison, raising
+from cereal.core.device_count import device_count_of_program
 
 
 class OwnError(Exception):
@@ -25,7 +27,7 @@ def program(error: Exception | None, identity: str) -> Any:
 
     call = guarded(double, identity, lambda x: np.float32(-1))
     spec = jax.ShapeDtypeStruct((), jnp.float32)
-    return jax.jit(lambda x: jax.pure_callback(call, spec, x))
+    return jax.jit(lambda x: jax.pure_callback(call, spec, device_count_of_program(x), x))
 
 
 @pytest.mark.parametrize(
@@ -67,14 +69,31 @@ def test_each_caller_gets_the_errors_of_its_own_callbacks() -> None:
         caller_of_a()
 
 
-def test_outside_of_a_loader_the_error_is_printed_and_kept_for_its_next_call(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("identity", ["a", "another"])
+def test_on_several_devices_the_error_is_printed_and_kept_for_the_next_call(
+    identity: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert jax.device_count() > 1  # on one device it would be raised, as JAX reports it
-    jax.block_until_ready(program(OwnError("unwatched"), "a")(1.0))
+    for _ in range(2):  # the first is kept
+        jax.block_until_ready(program(OwnError("unwatched"), "a")(spread(jnp.float32(1))))
     assert "OwnError: unwatched" in capsys.readouterr().err
-    with pytest.raises(OwnError, match="unwatched"), raising(("a",)):
+    with pytest.raises(OwnError, match="unwatched"), raising((identity,)):
         pytest.fail("the kept error comes first")
+    with raising((identity,)):
+        pass
+
+
+def test_a_loader_that_waits_for_errors_raises_those_of_several_devices() -> None:
+    with pytest.raises(OwnError, match="mine"), raising(("a",)):
+        jax.block_until_ready(program(OwnError("mine"), "a")(spread(jnp.float32(1))))
+
+
+def test_poison_is_nan_where_there_is_one_and_false_in_masks() -> None:
+    dtypes = [np.float32, jnp.bfloat16, np.complex64, np.int32, np.bool_, np.uint8]
+    specs = [jax.ShapeDtypeStruct((2,), dtype) for dtype in dtypes]
+    floats = poison(specs)
+    assert [(x.shape, x.dtype) for x in floats] == [((2,), np.dtype(d)) for d in dtypes]
+    assert all(np.isnan(x.astype(np.complex64)).all() for x in floats[:3])
+    assert not any(x.any() for x in floats[3:])
 
 
 def test_errors_that_no_callback_raised_pass_unchanged() -> None:
@@ -100,10 +119,10 @@ def test_callbacks_get_fresh_containers_of_read_only_views() -> None:
     assert seen["x"][0] == 5
 
 
-def test_outside_of_a_loader_on_one_device_it_is_raised_as_jax_reports_it(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_on_one_device_of_many_it_is_raised_as_jax_reports_it(
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    assert jax.device_count() > 1
     with pytest.raises(jax.errors.JaxRuntimeError, match="OwnError: of mine"):
         jax.block_until_ready(program(OwnError("of mine"), "a")(1.0))
     with raising(("a",)):  # nothing is kept

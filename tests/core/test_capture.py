@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 import warnings
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 
 import cereal
 from cereal.core import capture
-from cereal.core.capture import Discovered, is_concrete, resolve, staging, substitution
+from cereal.core.capture import Discovered, eager, is_concrete, resolve, staging, substitution
 
 
 @pytest.fixture
@@ -116,3 +119,61 @@ def test_substitution_replaces_known_arrays_and_ends_a_trace_that_meets_others()
         return tracer
 
     jax.jit(fn)(jnp.arange(3))
+
+
+def test_nothing_is_traced_only_outside_of_all_transformations_on_any_thread() -> None:
+    """The bet on JAX's trace state: if this fails, `eager` must find out in another way."""
+    seen: list[bool] = []
+
+    def look(x: Any) -> Any:
+        seen.append(eager())
+        return x
+
+    jax.jit(look)(0.0)
+    jax.grad(look)(0.0)
+    jax.vmap(look)(jnp.zeros(2))
+    assert seen == [False, False, False]
+    seen.clear()
+    look(0.0)
+    thread = threading.Thread(target=look, args=(0.0,))
+    thread.start()
+    thread.join()
+    with jax.disable_jit():
+        look(0.0)
+
+    def within(x: Any) -> Any:
+        thread = threading.Thread(target=look, args=(0.0,))
+        thread.start()
+        thread.join()
+        return x
+
+    jax.jit(within)(0.0)
+    assert seen == [True, True, True, True]
+
+
+FIRST_IMPORT = """
+import jax, jax.numpy as jnp
+
+@jax.jit
+def step(x):
+    import cereal
+    loader = cereal.DataLoader([cereal.RangeSource(8), cereal.BatchTransform(4)])
+    return x + loader.next_batch(loader.init_state(0))[0]
+
+assert step(1).tolist() == [1, 2, 3, 4]
+from cereal import BatchTransform, DataLoader, DiskSampleSource, RangeSource, evaluate
+from cereal.core import capture
+assert capture.eager() and not capture.staging()
+for source in (RangeSource(8), DiskSampleSource(8, lambda i: i, ordering="sequential")):
+    loader = DataLoader([source, BatchTransform(4)])
+    state = loader.init_state(0)
+    assert [b.tolist() for b, _ in loader.iterate(state)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert float(evaluate(loader, lambda b: b * 1.0)) == 3.5
+    assert int(loader.scan_epoch(state, 0, lambda c, b, m: (c + b.sum(), None))[1]) == 28
+"""
+
+
+@pytest.mark.slow
+def test_cereal_may_be_imported_for_the_first_time_in_a_function_that_is_being_traced() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_IMPORT], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]

@@ -243,13 +243,23 @@ def test_jax_and_numpy_agree_across_epochs(
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0.0, 1.0], r"must be one axis of integers, one per element, got float64\[2\]"),
+        (
+            [0.0, 1.0],
+            r"must be one axis of integers, one per element, got float64\[2\]; write `lab",
+        ),
+        (
+            [0.0, math.nan],
+            r"must be one axis of integers, .*, and label 1 is NaN, no class; leave",
+        ),
         (
             np.zeros((2, 3), int),
             r"must be one axis of integers, one per element, got int64\[2, 3\]",
         ),
         (np.array([True, False]), r"must be one axis of integers, one per element, got bool\[2\]"),
-        (["cat", "dog"], r"must be one axis of integers, one per element, got <U3\[2\]"),
+        (
+            ["cat", "dog"],
+            r"must be one axis of integers, one per element, got <U3\[2\]; write `np.un",
+        ),
         ([], r"must be one axis of integers, one per element, got float64\[0\]"),
         (7, r"must be one axis of integers, one per element, got int64\[\]"),
         (None, "must be one axis of integers, one per element"),

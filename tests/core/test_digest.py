@@ -16,143 +16,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.core.user_files import FILES
 
 import cereal
 from cereal.core.digest import digest
 
-# What a user's file may hold, before and after an edit: 1 becomes 2.
-FILES = {
-    "a constant in its code": "def fn(x): return x * VALUE",
-    "a lambda": "fn = lambda x: x * VALUE",
-    "a value of its closure": "def make(k): return lambda x: x * k\nfn = make(VALUE)",
-    "a default": "def fn(x, k=VALUE): return x * k",
-    "a keyword's default": "def fn(x, *, k=VALUE): return x * k",
-    "a global number": "K = VALUE\ndef fn(x): return x * K",
-    "a global array": "K = np.full(3, VALUE)\ndef fn(x): return x * K",
-    "a global JAX array": "K = jnp.full(3, VALUE)\ndef fn(x): return x * K",
-    "a global dict": "K = {1: 'a', 'b': [VALUE]}\ndef fn(x): return x * K['b'][0]",
-    "a global set of words": "K = {'one', 'two', 'more', 'VALUE'}\ndef fn(x): return x * len(K)",
-    "a global object": "K = types.SimpleNamespace(v=VALUE)\ndef fn(x): return x * K.v",
-    "words that it looks for": "def fn(x): return x if 'a' in {'a', 'b', 'VALUE'} else -x",
-    "a helper": "def helper(x): return x * VALUE\ndef fn(x): return helper(x)",
-    "a helper's helper": """
-def inner(x): return x * VALUE
-def helper(x): return inner(x)
-def fn(x): return helper(x)""",
-    "a function inside of it": """
-def fn(x):
-    def inside(y): return y * VALUE
-    return inside(x)""",
-    "a name that a function inside of it uses": """
-K = VALUE
-def fn(x): return (lambda y: y * K)(x)""",
-    "a function that calls itself": "def fn(x, n=3): return x * VALUE if n == 0 else fn(x, n - 1)",
-    "two that call each other": """
-def fn(x, n=3): return x if n == 0 else other(x, n)
-def other(x, n): return fn(x * VALUE, n - 1)""",
-    "a local one that calls itself": """
-def make():
-    def loop(x, n=3): return x * VALUE if n == 0 else loop(x, n - 1)
-    return loop
-fn = make()""",
-    "a function under jit": "fn = jax.jit(lambda x: x * VALUE)",
-    "a function under vmap": "fn = jax.vmap(lambda x: x * VALUE)",
-    "a function under grad": "fn = jax.grad(lambda x: x * x * VALUE)",
-    "a helper under jit": "helper = jax.jit(lambda x: x * VALUE)\ndef fn(x): return helper(x)",
-    "a decorated function": """
-def twice(f):
-    @functools.wraps(f)
-    def call(*args): return f(f(*args))
-    return call
-@twice
-def fn(x): return x * VALUE""",
-    "an argument of a partial": """
-def scale(k, x): return x * k
-fn = functools.partial(scale, VALUE)""",
-    "the function of a partial": """
-def scale(k, x): return x * k * VALUE
-fn = functools.partial(scale, 3)""",
-    "an argument of a JAX Partial": """
-def scale(k, x): return x * k
-fn = jax.tree_util.Partial(scale, VALUE)""",
-    "the function of a JAX Partial": """
-def scale(k, x): return x * k * VALUE
-fn = jax.tree_util.Partial(scale, 3)""",
-    "the state of a method's object": """
-class Scale:
-    def __init__(self, k): self.k = k
-    def apply(self, x): return x * self.k
-fn = Scale(VALUE).apply""",
-    "the code of a method": """
-class Scale:
-    def apply(self, x): return x * VALUE
-fn = Scale().apply""",
-    "the code of a callable object": """
-class Scale:
-    def __call__(self, x): return x * VALUE
-fn = Scale()""",
-    "the code of a class that it refers to": """
-class Scale:
-    @staticmethod
-    def apply(x): return x * VALUE
-def fn(x): return Scale.apply(x)""",
-    "a function of a module that it refers to": """
-helpers = types.ModuleType("helpers")
-exec("def scale(x): return x * VALUE", helpers.__dict__)
-def fn(x): return helpers.scale(x)""",
-    "the weights of a model": """
-@cereal.pytree_dataclass
-class Model:
-    weight: jax.Array
-    def __call__(self, x): return x * self.weight
-fn = Model(jnp.float32(VALUE))""",
-    "the parts of a model": """
-@cereal.pytree_dataclass
-class Model:
-    parts: tuple[jax.Array, ...]
-    def __call__(self, x): return x * self.parts[0]
-fn = Model((jnp.float32(VALUE),))""",
-    "the code of a model": """
-@cereal.pytree_dataclass
-class Model:
-    weight: jax.Array
-    def __call__(self, x): return x * self.weight * VALUE
-fn = Model(jnp.float32(3))""",
-    "the function that a model holds": """
-@cereal.pytree_dataclass
-class Model:
-    weight: jax.Array
-    activation: object = cereal.static_field()
-    def __call__(self, x): return self.activation(x * self.weight)
-fn = Model(jnp.float32(3), lambda x: x * VALUE)""",
-    "a field of one's own source": """
-@cereal.pytree_dataclass
-class Own(cereal.IndexedSource):
-    scale: int = cereal.static_field()
-    def __len__(self): return 8
-    def element_spec(self): return jax.ShapeDtypeStruct((), jnp.int32)
-    def take(self, indices): return indices * self.scale
-fn = Own(VALUE)""",
-    "how one's own source reads": """
-@cereal.pytree_dataclass
-class Own(cereal.IndexedSource):
-    def __len__(self): return 8
-    def element_spec(self): return jax.ShapeDtypeStruct((), jnp.int32)
-    def take(self, indices): return indices * VALUE
-fn = Own()""",
-}
-
 LOAD = """
-import functools, sys, types
+import collections, enum, functools, operator, sys, threading, types
 import jax, jax.numpy as jnp, numpy as np
 import cereal
 from cereal.core.digest import digest
 
+def module(name, text):
+    made = sys.modules[name] = types.ModuleType(name)
+    exec(text, made.__dict__)
+
+LIBRARIES = [collections, enum, functools, operator, threading, types, jax, cereal]
+
 def load(text):
     module = types.ModuleType("project")
-    module.__dict__.update(
-        functools=functools, types=types, jax=jax, jnp=jnp, np=np, cereal=cereal
-    )
+    module.__dict__.update({each.__name__: each for each in LIBRARIES})
+    module.__dict__.update(jnp=jnp, np=np, module=globals()["module"])
     sys.modules["project"] = module
     exec(text, module.__dict__)
     return module.fn
@@ -172,7 +56,8 @@ print(json.dumps({{name: digest(how(text)) for name, text in json.load(sys.stdin
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Any]:
     """What a project's file calls `fn`, as it is before (1) or after (2) an edit."""
-    monkeypatch.setitem(sys.modules, "project", types.ModuleType("project"))
+    for name in ("project", "elsewhere", "between"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     scope: dict[str, Any] = {}
     exec(LOAD, scope)
     return lambda name, version: scope["load"](FILES[name].replace("VALUE", str(version)))
@@ -271,10 +156,33 @@ def test_classes_of_one_name_in_two_files_differ() -> None:
     assert digest(first) != digest(second)
 
 
-def test_what_cannot_be_told_apart_is_refused_by_name() -> None:
-    lock = threading.Lock()
-    with pytest.raises(cereal.CerealError, match="lock"):
-        digest(lambda x: (lock, x)[1])
+CLOSED: dict[str, Any] = {
+    "lock": threading.Lock(),
+    "ufunc": np.frompyfunc(lambda x: x, 1, 1),
+    "generator": (number for number in range(3)),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_what_cannot_be_told_apart_is_refused_by_name(name: str) -> None:
+    closed = CLOSED[name]
+    with pytest.raises(cereal.PipelineError, match=f"a {name} that .*; name them yourself"):
+        digest(lambda x: (closed, x)[1], remedy="name them yourself")
+
+
+def test_what_cannot_be_told_apart_counts_by_its_type_if_that_is_wanted() -> None:
+    first, second = threading.Lock(), threading.Lock()
+    found = [digest(lambda x, k=k: (k, x)[1], lenient=True) for k in (first, second, 3)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_many_classes_that_refer_to_each_other_are_looked_into_once_each() -> None:
+    lines = [
+        f"class C{i}:\n    A, B, BOTH = C{i - 1}, C{i - 1}, [C{i - 1}] * 2" for i in range(1, 60)
+    ]
+    scope: dict[str, Any] = {"__name__": "project", "C0": 1}
+    exec("\n".join(lines), scope)
+    assert digest(scope["C59"]) != digest(scope["C58"])  # 2^59 ways lead to the first
 
 
 # Pipelines

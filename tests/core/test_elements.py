@@ -11,7 +11,7 @@ import pytest
 
 import cereal
 from cereal.core import elements
-from cereal.core.elements import chunks_of, read_elements
+from cereal.core.elements import FEW, chunks_of, few_of, few_true, read_elements
 from cereal.testing import assert_same
 
 DATA = {"x": np.arange(80, dtype=np.float32).reshape(40, 2), "y": np.arange(40) % 3 == 0}
@@ -67,23 +67,13 @@ def test_no_promotion_of_dtypes_or_ranks_is_needed(strict_jax: None) -> None:
     np.testing.assert_array_equal(mask, [False, True])
 
 
-class Counter:
-    count = 0
-
-
 def test_many_lengths_share_a_few_programs() -> None:
-    traced, sizes = Counter(), set[int]()
-
-    def watched(x: Any) -> Any:
-        traced.count += 1
-        return x + 1
-
-    source: Any = cereal.MapTransform(watched)(cereal.RangeSource(100))
-    traced.count = 0
+    sizes = set[int]()
+    source: Any = cereal.MapTransform(lambda x: x + 17)(cereal.RangeSource(100))
     for length in (1, 32, 5, 15, 16, 17, 31, 32, 2, 3, 4, 20):
         values, _ = read_elements(source, np.arange(length), sizes)
-        np.testing.assert_array_equal(values, np.arange(1, length + 1))
-    assert traced.count == len(sizes) == 4
+        np.testing.assert_array_equal(values, np.arange(17, length + 17))
+    assert len(sizes) == 4
 
 
 # Chunks
@@ -121,3 +111,28 @@ def test_a_chunk_fits_the_bytes_that_are_allowed(size: int) -> None:
     assert len(first) * size <= elements._MOST_BYTES
     assert (len(first) * 2 * size > elements._MOST_BYTES) or len(first) == 1 << 20
     assert len(first).bit_count() == 1
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 100, 2**31])
+def test_a_few_are_the_first_and_others_and_always_the_same(n: int) -> None:
+    found = few_of(n, cereal.RangeSource(5))
+    assert len(set(found.tolist())) == min(n, FEW)
+    assert found[0] == 0
+    assert (np.diff(found) > 0).all()
+    assert found[-1] < n
+    np.testing.assert_array_equal(found, few_of(n, cereal.RangeSource(5)))
+
+
+def test_a_few_of_what_only_iterates_are_the_first() -> None:
+    source: Any = cereal.IterableSource(lambda: iter(range(100)), length=100)
+    np.testing.assert_array_equal(few_of(100, source), range(FEW))
+
+
+def test_a_few_that_are_true_are_true() -> None:
+    which = np.zeros(1000, np.bool_)
+    which[[7, *range(500, 600)]] = True
+    found = few_true(which, cereal.RangeSource(1000))
+    assert found[0] == 7
+    assert len(found) == FEW
+    assert which[found].all()
+    assert len(few_true(np.zeros(9, np.bool_), cereal.RangeSource(9))) == 0

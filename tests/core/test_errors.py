@@ -21,5 +21,6 @@ def test_errors_are_one_family_and_what_python_would_raise(
 
 
 def test_the_warning_is_a_warning_of_users() -> None:
-    assert issubclass(cereal.CaptureWarning, UserWarning)
-    assert not issubclass(cereal.CaptureWarning, cereal.CerealError)
+    for warning in (cereal.CaptureWarning, cereal.OptionWarning):
+        assert issubclass(warning, UserWarning)
+        assert not issubclass(warning, cereal.CerealError)

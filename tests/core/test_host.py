@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.core.programs import gone, spread
 
 import cereal
 from cereal import BatchTransform, DataLoader
@@ -237,20 +238,24 @@ def test_an_error_of_the_reader_comes_out_and_the_loader_works_on(road: Callable
     assert [numbers(pair) for pair in road(loader)] == np.arange(N).reshape(5, 4).tolist()
 
 
-def test_an_error_inside_jit_masks_the_batch_and_the_next_call_raises_it(
+def test_an_error_inside_jit_is_raised_on_one_device_and_by_the_next_call_on_several(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     source = shelved()
     loader = DataLoader([source, BatchTransform(4)])
     step = jax.jit(lambda loader, state: loader.next_batch(state))
     state = loader.state_at(0, 2)
+    step(loader, spread(loader.init_state(0)))
     source.shelf.bad = 9
-    _, _, mask = jax.block_until_ready(step(loader, state))  # there are four devices
+    batch, _, mask = step(loader, spread(state))
     assert not mask.any()
+    assert np.isnan(batch["x"]).all()
     assert "row 9 cannot be read" in capfd.readouterr().err
-    source.shelf.bad = -1
     with pytest.raises(OSError, match="row 9 cannot be read"):
-        loader.next_batch(state)
+        step(loader, spread(state))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="row 9 cannot be read"):
+        jax.block_until_ready(step(loader, state))
+    source.shelf.bad = -1
     assert_same(step(loader, state), loader.next_batch(state), "afterwards")
 
 
@@ -315,8 +320,7 @@ def test_data_lives_as_long_as_a_loader_whatever_was_compiled() -> None:
     number = again.source.source.shelf.number  # type: ignore[attr-defined]
     assert living(number) is shelf()
     del again
-    gc.collect()
-    assert shelf() is None
+    assert gone(shelf)
     with pytest.raises(cereal.CerealError, match=r"the data .* is gone: .*; keep the loader"):
         living(number)
 

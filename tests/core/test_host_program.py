@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.core.programs import spread
 
 import cereal
 from cereal import (
@@ -338,8 +339,9 @@ def test_after_an_error_in_one_lane_the_others_are_read_once_again() -> None:
         states = [loader.state_at(0, step) for step in (0, 2, 4)]
         together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
         step = jax.jit(jax.vmap(loader.next_batch))
+        step(spread(jax.tree.map(lambda *leaves: jnp.stack(leaves), *[loader.state_at(9, 1)] * 3)))
         failing.set()
-        assert not step(together)[2].any()
+        assert not step(spread(together))[2].any()
         failing.clear()
         with pytest.raises(OSError, match="no such row"):
             loader.next_batch(states[0])

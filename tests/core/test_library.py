@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 import cereal
-from cereal.core.library import is_library, names_in
+from cereal.core.library import imported_in, is_library, names_in
 
 
 class Own:
@@ -43,3 +45,32 @@ def test_what_is_written_here_is_not(thing: Any) -> None:
 
 def test_names_are_those_of_functions_inside_too() -> None:
     assert {"np", "sin", "len"} <= set(names_in(own.__code__))
+
+
+def test_the_users_modules_that_a_function_imports_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_package").mkdir()
+    (tmp_path / "a_package" / "__init__.py").touch()
+    (tmp_path / "a_package" / "inner.py").write_text("def h(x): return x")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def absolute() -> Any:
+        import json  # noqa: F401
+
+        import a_package.inner  # type: ignore  # noqa: F401
+
+    def from_inside() -> Any:
+        from .inner import h  # type: ignore  # noqa: F401
+
+    def missing() -> Any:
+        import no_such_package  # type: ignore  # noqa: F401
+
+    found = [imported_in(each.__code__, "a_package") for each in (absolute, from_inside, missing)]
+    assert [[module.__name__ for module in each] for each in found] == [
+        ["a_package.inner"],
+        ["a_package.inner"],
+        [],
+    ]
+    for name in ("a_package", "a_package.inner"):
+        monkeypatch.delitem(sys.modules, name)

@@ -22,6 +22,8 @@ import pytest
 from cereal.core import permutation
 from cereal.core.permutation import ROUNDS, ROUNDS_64, permute, round_constants
 
+pytestmark = pytest.mark.slow  # golden digests pin the order itself
+
 KEY = (0x01234567, 0x89ABCDEF)
 LIMIT = 4.9  # two-sided p = 1e-6
 CERTAIN = 12.0  # p < 1e-32

@@ -19,6 +19,11 @@ def flip(x: jax.Array, key: jax.Array) -> jax.Array:
     return jnp.where(jax.random.bernoulli(key), -x, x)
 
 
+def count(carry: Any, batch: Any, mask: Any) -> Any:
+    del batch, mask
+    return carry + 1, None
+
+
 def loader_of(*stages: Any) -> cereal.DataLoader[Any]:
     return cereal.DataLoader([*stages, cereal.BatchTransform(4)])
 
@@ -186,8 +191,35 @@ def test_two_lists_of_indices_of_one_length_are_two_pipelines() -> None:
         loader.next_batch(state)
 
 
-@pytest.mark.parametrize("state", [jax.random.key(0), 0, None, {"words": 1}])
+@pytest.mark.parametrize("state", [None, {"words": 1}])
 def test_what_is_no_state_is_refused_with_the_line_to_write(state: Any) -> None:
     message = rf"got {type(state).__name__}; write `state = loader.init_state\(key\)`"
     with pytest.raises(cereal.StateError, match=message):
         cereal.DataLoader(PLAIN).next_batch(state)
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (jnp.zeros(4, jnp.uint32), r"has uint32\[4\]; save and restore all five words"),
+        (jnp.zeros(5), r"has float32\[5\]; save and restore all five words"),
+        (np.zeros(5, np.int64), r"has int64\[5\]; save and restore"),
+        (jnp.zeros((3, 5), jnp.uint32), r"3 states; for many .* `jax\.vmap\(loader\.next_batch\)"),
+    ],
+)
+def test_states_that_are_no_five_words_are_refused(words: Any, match: str) -> None:
+    loader = cereal.DataLoader(PLAIN)
+    state = cereal.PipelineState(words, loader.init_state(0).fingerprint)
+    for use in (loader.next_batch, loader.iterate, lambda s: loader.scan_epoch(s, 0, count)):
+        with pytest.raises(cereal.StateError, match=match):
+            use(state)
+
+
+def test_a_state_beyond_the_data_is_refused_where_its_words_are_looked_at() -> None:
+    loader = cereal.DataLoader(PLAIN)
+    words = jnp.array([0, 0, 0, 0, 99], jnp.uint32)
+    state = cereal.PipelineState(words, loader.init_state(0).fingerprint)
+    match = r"at element 99 of an epoch that has \d+: no step ends there"
+    for use in (loader.iterate, loader.next_batch):
+        with pytest.raises(cereal.StateError, match=match):
+            use(state)

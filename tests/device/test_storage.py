@@ -147,9 +147,9 @@ def test_what_it_makes_is_data_for_a_source() -> None:
         (Rows([np.zeros(2), np.zeros(3)]), "do not stack into arrays .* one structure and one"),
         (Rows([{"x": 1}, {"y": 1}]), "do not stack into arrays .* one structure and one shape"),
         (Rows([{"x": 1}, (2,)]), "do not stack into arrays"),
-        (Rows(["a", "b"]), "`dataset` must be numbers, got <U1; turn text"),
-        ({"x": np.array(["a"])}, r"`dataset\['x'\]` must be numbers"),
-        (Rows([{"x": object()}]), r"`dataset\['x'\]` must be numbers"),
+        (Rows(["a", "b"]), r"`dataset` must be an array of numbers, got <U1\[2\]: text"),
+        ({"x": np.array(["a"])}, r"`dataset\['x'\]` must be an array of numbers"),
+        (Rows([{"x": object()}]), r"`dataset\['x'\]` must be an array of numbers"),
     ],
 )
 def test_what_cannot_become_arrays_is_refused(dataset: Any, message: str) -> None:

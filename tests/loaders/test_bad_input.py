@@ -171,8 +171,19 @@ def test_an_undecorated_source_names_the_decorator(pipeline: Any, where: str) ->
         ({"batch_size": 32}, r"no `batch_size=`; add `BatchTransform\(32\)` to the list of stages"),
         (
             {"shuffle": True},
-            r'no `shuffle=`; write `ArraySampleSource\(data, ordering="shuffle"\)`',
+            r'no `shuffle=`; write `ArraySampleSource\(data, ordering="shuffle"\)`, or for a '
+            r'dataset `DatasetSource\(dataset, ordering="shuffle"\)`: what stands bare in the list '
+            "is read in its own order",
         ),
+        ({"worker_init_fn": len}, "leave it out: workers are threads .*HostRandomMapTransform"),
+        ({"multiprocessing_context": "spawn"}, "leave it out: workers are threads"),
+        (
+            {"batch_sampler": [[1]]},
+            r"write `DatasetSource\(dataset, ordering=indices\)`.*behind",
+        ),
+        ({"generator": 0}, r"no `generator=`; write `loader.init_state\(jax.random.key\(0\)\)`"),
+        ({"seed": 0}, r"no `seed=`; write `loader.init_state\(jax.random.key\(0\)\)`"),
+        ({"in_order": True}, "batches come in their order"),
         ({"num_workers": 4}, "no `num_workers=`; write `workers=4`"),
         (
             {"drop_last": True},
@@ -280,9 +291,18 @@ def test_a_state_of_another_batch_size_is_welcome() -> None:
     assert sorted([*batch.tolist(), *rest[:6].tolist()]) == list(range(10))
 
 
-@pytest.mark.parametrize("state", [0, None, {"epoch": 0}, jax.random.PRNGKey(0)])
-def test_something_that_is_no_state_is_refused(state: Any) -> None:
-    match = rf"got {type(state).__name__}; write `state = loader\.init_state\(key\)`"
+@pytest.mark.parametrize(
+    ("state", "got"),
+    [
+        (3, r"the integer 3; write `state = loader\.init_state\(3\)`"),
+        (None, r"NoneType; write `state = loader\.init_state\(key\)`"),
+        ({"epoch": 0}, r"dict; write `state = loader\.init_state\(key\)`"),
+        (jax.random.PRNGKey(0), r"a JAX random key; write `state = loader\.init_state\(key\)`"),
+        (jax.random.key(0), r"a JAX random key; write `state = loader\.init_state\(key\)`"),
+    ],
+)
+def test_something_that_is_no_state_is_refused(state: Any, got: str) -> None:
+    match = f"must be what `init_state\\(key\\)` or the last step returned, got {got}"
     with pytest.raises(StateError, match=match):
         shuffled().next_batch(state)
 

@@ -1,9 +1,8 @@
-"""A loader finds its programs again by what their functions are made of."""
+"""Functions are traced again unless proved unchanged, and compiled once for what they trace to."""
 
 from __future__ import annotations
 
 import gc
-import itertools
 import types
 import weakref
 from collections.abc import Callable
@@ -12,8 +11,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.compilations import compilations
 
 from cereal import BatchTransform, CacheTransform, DataLoader, RangeSource, evaluate
+from cereal.loaders import programs
 
 Fn = Callable[..., Any]
 
@@ -47,18 +48,19 @@ def scanned(loader: DataLoader[Any], body: Fn) -> Any:
 
 @everywhere
 def test_evaluate_compiles_once_over_epochs_of_new_parameters(stages: list[Any]) -> None:
-    loader, traces = make_loader(stages), itertools.count()
+    loader = make_loader(stages)
+    params = [{"w": jnp.full(3, float(epoch))} for epoch in range(6)]
 
-    def run(params: Any) -> Any:
+    def run(params: Any) -> float:
         def metric(batch: Any) -> Any:
-            next(traces)
             return batch * params["w"][0]
 
-        return evaluate(loader, metric)
+        return float(evaluate(loader, metric))
 
-    found = [float(run({"w": jnp.full(3, float(epoch))})) for epoch in range(5)]
-    assert found == [2.5 * epoch for epoch in range(5)]
-    assert next(traces) == 1
+    assert run(params[0]) == 0
+    with compilations() as made:
+        assert [run(each) for each in params[1:]] == [2.5 * epoch for epoch in range(1, 6)]
+    assert made() == 0
 
 
 @everywhere
@@ -75,16 +77,14 @@ def test_old_parameters_are_freed(stages: list[Any]) -> None:
 
 
 def test_evaluate_sees_parameters_in_a_global_that_is_bound_anew() -> None:
-    loader, traces = make_loader([]), itertools.count()
+    loader = make_loader([])
 
     def metric(batch: Any) -> Any:
-        next(traces)
         return batch * WEIGHT
 
     for epoch in range(3):
         bind_weight(jnp.float32(epoch))
         assert evaluate(loader, metric) == 2.5 * epoch
-    assert next(traces) == 1
 
 
 def test_evaluate_sees_parameters_that_a_helper_closes_over() -> None:
@@ -181,19 +181,6 @@ def test_a_body_written_anew_sees_what_was_changed_in_place(kind: str) -> None:
 # One program for one function
 
 
-@everywhere
-def test_a_body_defined_anew_in_a_loop_compiles_once(stages: list[Any]) -> None:
-    loader, traces = make_loader(stages), itertools.count()
-    for _ in range(4):
-
-        def body(total: Any, batch: Any, mask: Any) -> tuple[Any, Any]:
-            next(traces)
-            return total + batch.sum(), None
-
-        assert scanned(loader, body) == 15 + 1
-    assert next(traces) == 1
-
-
 def test_bodies_over_other_numbers_are_other_programs() -> None:
     loader = make_loader([])
 
@@ -226,18 +213,20 @@ def test_a_global_dict_of_mixed_keys_may_be_used() -> None:
 
 
 def test_the_latest_programs_are_kept_and_the_oldest_made_anew() -> None:
-    loader, traces = make_loader([]), itertools.count()
+    loader = make_loader([])
 
     def times(number: int) -> Fn:
-        def body(total: Any, batch: Any, mask: Any) -> tuple[Any, Any]:
-            next(traces)
-            return total + batch.sum() * number, None
+        return lambda total, batch, mask: (total + batch.sum() * number, None)
 
-        return body
+    def compiled_for(number: int) -> int:
+        with compilations() as made:
+            assert scanned(loader, times(number)) == 16 * number
+        return made()
 
-    for number in (*range(17), 16, 0):  # 16 are kept
-        assert scanned(loader, times(number)) == 16 * number
-    assert next(traces) == 18
+    programs.forget_programs()
+    assert all(compiled_for(number) > 0 for number in range(programs.MOST + 1))
+    assert compiled_for(programs.MOST) == 0
+    assert compiled_for(0) > 0
 
 
 class Thing:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -138,36 +137,6 @@ def test_random_stages_and_callbacks_run_as_in_iterate() -> None:
 
 
 # Compilation
-
-
-def test_a_second_call_with_the_same_body_compiles_nothing() -> None:
-    loader, body = make_loader(), Counted()
-    state, carry, _ = loader.scan_epoch(loader.init_state(0), 0, body)
-    traces = body.traces
-    for _ in range(3):
-        state, carry, _ = loader.scan_epoch(state, carry, body)
-        loader.scan_epoch(loader.init_state(9), 0, body)
-    assert body.traces == traces
-    assert int(carry) == 4 * 7
-
-
-def test_other_steps_or_another_body_compile_once_more_each() -> None:
-    loader, body = make_loader(), Counted()
-    loader.scan_epoch(loader.init_state(0), 0, body)
-    once = body.traces
-    for _ in range(2):
-        loader.scan_epoch(loader.init_state(0), 0, body, steps=3)
-        loader.scan_epoch(loader.init_state(0), 0, body, unroll=2)
-    assert body.traces == 3 * once
-
-
-def test_old_programs_are_forgotten_and_made_again() -> None:
-    loader = make_loader()
-    bodies = [Counted(lambda carry, batch, mask: (carry, None)) for _ in range(20)]
-    for body in bodies:
-        loader.scan_epoch(loader.init_state(0), 0, body, steps=1)
-    assert len(loader.programs._made) == 32
-    assert_same(loader.scan_epoch(loader.init_state(0), 0, bodies[0], steps=1)[1], 0, "the carry")
 
 
 def test_in_the_users_jit_it_is_traced_once() -> None:
@@ -310,23 +279,6 @@ def test_a_state_of_another_pipeline_is_refused() -> None:
     state = make_loader(5).init_state(0)
     with pytest.raises(cereal.StateError, match="it has length=5, this one has length=26"):
         make_loader().scan_epoch(state, 0, collect)
-
-
-def test_a_body_defined_anew_in_every_epoch_is_compiled_once() -> None:
-    loader = cereal.DataLoader([cereal.RangeSource(8), cereal.BatchTransform(4)])
-    traces = itertools.count()  # what a user's own object holds would tell bodies apart
-
-    def run(scale: float) -> float:
-        def body(carry: Any, batch: Any, mask: Any) -> tuple[Any, None]:
-            next(traces)
-            return carry + scale * batch.sum(), None
-
-        return float(loader.scan_epoch(loader.init_state(0), 0.0, body)[1])
-
-    assert [run(1.0), run(2.0)] == [28.0, 56.0]
-    once = next(traces)
-    assert [run(1.0), run(2.0), run(1.0)] == [28.0, 56.0, 28.0]
-    assert next(traces) == once + 1
 
 
 def test_bodies_over_equal_but_different_objects_are_not_confused() -> None:

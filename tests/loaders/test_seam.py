@@ -237,7 +237,7 @@ DiskSampleSource(read_image, ordering=shuffle)  {image: uint8[4,4], label: int32
         [["a", "bb"], HostMapTransform(len), BatchTransform(2, collate=np.stack)],
         {"workers": 0},
         """\
-DataLoader: 2 elements, 1 steps an epoch
+DataLoader: 2 elements, the data in its own order, 1 steps an epoch
 DatasetSource(list[2], ordering=sequential)  object[]
 └─ HostMapTransform(len)                     int32[]
    └─ BatchTransform(2, collate=stack)       int32[2]
@@ -247,7 +247,7 @@ DatasetSource(list[2], ordering=sequential)  object[]
         [RangeSource(4), BatchTransform(2), HostFilterTransform(bool), MapTransform(same)],
         {"workers": 1, "prefetch": 5},
         """\
-DataLoader: 4 elements, 2 steps an epoch
+DataLoader: 4 elements, the data in its own order, 2 steps an epoch
 RangeSource(0, 4, ordering=sequential)  int32[]
 └─ BatchTransform(2)                    int32[2]
    └─ HostFilterTransform(bool)         int32[2]
@@ -258,7 +258,7 @@ RangeSource(0, 4, ordering=sequential)  int32[]
         [[1.5, 2.5], MapTransform(same), BatchTransform(2)],
         {"workers": 0},
         """\
-DataLoader: 2 elements, 1 steps an epoch
+DataLoader: 2 elements, the data in its own order, 1 steps an epoch
 DatasetSource(list[2], ordering=sequential)  float32[]
 ~~~~ host above, read by the caller; compiled below ~~~~
 └─ MapTransform(same)                        float32[]
@@ -268,7 +268,7 @@ DatasetSource(list[2], ordering=sequential)  float32[]
         [[[1, 2], [3]], BatchTransform(2, collate=pad_collate(3))],
         {"workers": 3, "prefetch": 1},
         """\
-DataLoader: 2 elements, 1 steps an epoch
+DataLoader: 2 elements, the data in its own order, 1 steps an epoch
 DatasetSource(list[2], ordering=sequential)     int32[2]
 └─ BatchTransform(2, collate=pad_collate(3))    {lengths: int32[2], values: int32[2,3]}
 ~~~~ host above, read by 3 threads, 1 batches ahead; compiled below ~~~~""",
@@ -277,7 +277,7 @@ DatasetSource(list[2], ordering=sequential)     int32[2]
         [RangeSource(4), BatchTransform(2)],
         {},
         """\
-DataLoader: 4 elements, 2 steps an epoch
+DataLoader: 4 elements, the data in its own order, 2 steps an epoch
 RangeSource(0, 4, ordering=sequential)  int32[]
 └─ BatchTransform(2)                    int32[2]""",
     ),

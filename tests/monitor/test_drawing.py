@@ -97,6 +97,42 @@ def test_named_tuples_indices_and_index_keys_are_drawn() -> None:
     )
 
 
+def test_what_nobody_shuffles_is_drawn_in_its_own_order() -> None:
+    batch = cereal.BatchTransform(2)
+    for bare in ([1, 2, 3, 4], np.arange(4), cereal.split(cereal.RangeSource(4), (1.0,))[0]):
+        loader = cereal.DataLoader([bare, batch])
+        wanted = "4 elements, the data in its own order, 2 steps an epoch"
+        assert summary(loader.source) == wanted
+        assert repr(loader).splitlines()[0] == f"DataLoader: {wanted}"
+    shuffled = cereal.DatasetSource([1, 2, 3, 4], ordering="shuffle")
+    assert summary(batch(shuffled)) == "4 elements, 2 steps an epoch"
+    stream = cereal.IterableSource(lambda: iter([1, 2, 3]))
+    assert summary(batch(stream)) == "as many elements as it gives"
+
+
+def test_data_that_varies_without_the_key_is_drawn_as_such() -> None:
+    def make(epoch: int) -> Any:
+        return iter([epoch])
+
+    def draw_from(epoch: int, key: Any) -> Any:
+        return iter([epoch + int(key[1])])
+
+    alone, batch = cereal.IterableSource(make, length=1), cereal.BatchTransform(1)
+    said = "1 elements, epochs differ by the data itself, whatever the key, 1 steps an epoch"
+    assert summary(batch(alone)) == said
+    keyed = cereal.IterableSource(draw_from, length=1)
+    drawn = cereal.HostRandomMapTransform(lambda x, rng: x + int(rng.integers(9)))(alone)
+    for other in (keyed, drawn):
+        assert summary(batch(other)) == "1 elements, 1 steps an epoch"
+
+
+def test_a_forgotten_batch_is_drawn() -> None:
+    loader = cereal.DataLoader([cereal.ArraySampleSource(np.arange(4))])
+    assert summary(loader.source) == (
+        "4 elements, 4 steps an epoch of one element each: there is no BatchTransform"
+    )
+
+
 def test_a_stream_is_drawn_with_its_steps() -> None:
     source = cereal.BatchTransform(2)(Ones())
     assert summary(source) == "2,500 steps an epoch"

@@ -198,9 +198,9 @@ def test_an_array_committed_to_another_device_stays_there(dtype: Any) -> None:
         (jnp.float32(3), "`data` has no axis to take elements from"),
         ({"x": [1, 2]}, r"`data\['x'\]\[0\]` must be an array, got int \(1\); write `np.asarray"),
         ("text", r"`data` must be an array, got str \('text'\)"),
-        (np.array(["a", "b"]), "`data` must be an array, got ndarray .*turn text into numbers"),
-        (np.array([None, 1]), "`data` must be an array, got ndarray"),
-        (np.zeros(3, "datetime64[s]"), "`data` must be an array, got ndarray"),
+        (np.array(["a", "b"]), r"`data` must be an array of numbers, got <U1\[2\]: text; write"),
+        (np.array([None, 1]), "Python objects, the first a NoneType .None.; turn text and missing"),
+        (np.zeros(3, "datetime64[s]"), "points in time; write `.data - data.0.. / np.timedelta64"),
     ],
 )
 def test_bad_data_is_refused_when_built_naming_the_leaf(data: Any, message: str) -> None:

@@ -73,7 +73,7 @@ def of_many(source: Any) -> dict[str, Callable[[], Any]]:
 
 
 NO_PARTS = {
-    "raw arrays": (np.arange(3), r"must be a source, got ndarray; .*`ArraySampleSource\(data\)`"),
+    "raw arrays": (np.arange(3), r"must be a source, got ndarray; .*ArraySampleSource\(data\)"),
     "a list": ([N], r"must be a source, got list"),
     "nothing": (None, r"must be a source, got NoneType"),
     "a transform": (BatchTransform(2), r"must be a source, got BatchTransform"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -120,18 +121,107 @@ def kept(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+def looked_at(function: Any) -> tuple[list[int], Any]:
+    """A list of the elements that a decision is asked for, and the decision."""
+    asked: list[int] = []
+
+    def note(x: Any) -> Any:
+        asked.extend(np.asarray(x).reshape(-1).tolist())
+        return np.asarray(x)
+
+    def decide(x: Any) -> Any:
+        found = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return function(jax.pure_callback(note, found, x, vmap_method="expand_dims"))
+
+    return asked, decide
+
+
 def test_the_outcome_is_found_again(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "cache"
-    first = select(RangeSource(30), even, cache=folder)
+    asked, decide = looked_at(even)
+    first = select(RangeSource(30), decide, cache=folder, version=1)
+    assert sorted(set(asked)) == list(range(30))
     (name,) = kept(folder)
     assert name.startswith("select-")
-    path = folder / name
+    asked, decide = looked_at(even)
+    again = select(RangeSource(30), decide, cache=os.fspath(folder), version=1)
+    assert elements(again) == elements(first) == list(range(0, 30, 2))
+    assert {0, 1} <= set(asked)  # the first of either kind, and a few others
+    assert len(set(asked)) == 8
+    assert kept(folder) == {name}
+
+
+def test_an_outcome_of_other_code_is_an_error_that_names_the_element(tmp_path: Path) -> None:
+    select(RangeSource(30), even, cache=tmp_path)
+    (name,) = kept(tmp_path)
     keep = np.zeros(30, np.bool_)
     keep[[3, 29]] = True
-    np.save(path, np.packbits(keep))  # another outcome under the same name: it is believed
-    assert elements(select(RangeSource(30), even, cache=os.fspath(folder))) == [3, 29]
-    assert elements(first) == list(range(0, 30, 2))
-    assert kept(folder) == {name}
+    np.save(tmp_path / name, np.packbits(keep))
+    what = rf"^select: element 0 is left out by {tmp_path / name}, .*version=\.\.\."
+    with pytest.raises(PipelineError, match=what):
+        select(RangeSource(30), even, cache=tmp_path)
+    assert len(select(RangeSource(30), even, cache=tmp_path, version="new")) == 15
+    (tmp_path / name).unlink()
+    assert len(select(RangeSource(30), even, cache=tmp_path)) == 15
+
+
+def test_a_decision_that_changes_in_a_way_that_no_digest_shows_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "limit").write_text("3")
+
+    def below() -> Any:
+        return lambda x: x < int((tmp_path / "limit").read_text())
+
+    folder = tmp_path / "cache"
+    assert len(select(RangeSource(30), below(), cache=folder)) == 3
+    assert len(select(RangeSource(30), below(), cache=folder)) == 3
+    (tmp_path / "limit").write_text("30")
+    with pytest.raises(PipelineError, match=r"element 3 is left out by .*opposite now"):
+        select(RangeSource(30), below(), cache=folder)
+    assert len(select(RangeSource(30), below(), cache=folder, version=2)) == 30
+
+
+def test_a_decision_that_is_not_deterministic_is_told_so(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    count.write_text("")
+
+    def turn(x: Any) -> Any:
+        count.write_text(count.read_text() + "x")
+        return np.full(x.shape, len(count.read_text()) % 2 == 1)
+
+    def toss(x: Any) -> Any:
+        found = jax.ShapeDtypeStruct(x.shape, np.bool_)
+        return jax.pure_callback(turn, found, x, vmap_method="expand_dims")
+
+    assert len(select(RangeSource(64), toss, cache=tmp_path / "cache")) == 64
+    with pytest.raises(PipelineError, match="`toss`, or what it looks at, is not deterministic"):
+        select(RangeSource(64), toss, cache=tmp_path / "cache")
+
+
+def test_what_has_no_digest_is_refused_without_a_version(tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def locked(x: Any) -> Any:
+        with lock:
+            return x > 3
+
+    with pytest.raises(
+        PipelineError, match=r"^select: .*a lock .* has changed .*; write `select\(.*, version=1\)`"
+    ):
+        select(RangeSource(8), locked, cache=tmp_path)
+    for _ in range(2):
+        assert len(select(RangeSource(8), locked, cache=tmp_path, version=1)) == 4
+    assert len(kept(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("version", ["", "a/b", "..\n", 1.5, True, ["x"]])
+def test_a_version_that_is_no_name_is_refused(version: Any, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="select: `version` must be an integer, or a word"):
+        select(RangeSource(8), even, cache=tmp_path, version=version)
+
+
+def test_a_version_without_a_cache_is_refused() -> None:
+    with pytest.raises(PipelineError, match="there is none without `cache=folder`"):
+        select(RangeSource(8), even, version=1)
 
 
 def test_the_cache_changes_with_the_data_and_the_function_and_nothing_else(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_packed_sequences_follow_each_other_in_one(name: str) -> None:
     assert_same(batch["context"], windows_of(features, 4).reshape(4 * T, size), name)
     assert batch["sequence_start"].dtype == jnp.bool_
     assert batch["sequence_start"].tolist() == [True, False, False] * 4
-    assert mask.shape == (4,)
+    assert mask.tolist() == [True] * 4 * T
 
 
 def test_microbatches_keep_their_axes_or_are_packed_into_one() -> None:
@@ -76,14 +76,64 @@ def test_microbatches_keep_their_axes_or_are_packed_into_one() -> None:
     packed, mask = loader_of((4,), *twice, TimeSeriesBatchTransform(mode="packed")).batch_at(0, 0)
     assert_same(packed["context"], expected.reshape(6 * T, 4), "packed")
     assert packed["sequence_start"].tolist() == [True, False, False] * 6
-    assert mask.shape == (3, 2)
+    assert mask.tolist() == [True] * 6 * T
 
 
 def test_packing_before_the_second_batching_packs_every_microbatch() -> None:
     packed = TimeSeriesBatchTransform(mode="packed")
-    batch, _ = loader_of((4,), BatchTransform(2), packed, BatchTransform(3)).batch_at(0, 0)
+    batch, mask = loader_of((4,), BatchTransform(2), packed, BatchTransform(3)).batch_at(0, 0)
     assert_same(batch["context"], windows_of((4,), 6).reshape(3, 2 * T, 4), "the sequences")
+    assert mask.shape == (3, 2 * T)
     assert batch["sequence_start"].tolist() == [[True, False, False] * 2] * 3
+
+
+PACKED = [BatchTransform(4, pad_last_batch=True), TimeSeriesBatchTransform(mode="packed")]
+MOMENTS = np.repeat([True, True, False, False], T)  # of the last of six windows by four
+
+
+def test_padding_is_masked_moment_by_moment_and_starts_nothing() -> None:
+    loader = loader_of((4,), *PACKED)
+    for batch, mask in (loader.batch_at(0, 1), list(loader.iterate())[1]):
+        assert mask.tolist() == MOMENTS.tolist()
+        assert batch["sequence_start"].tolist() == [*[True, False, False] * 2, *[False] * 6]
+        assert cereal.masked_mean(batch["context"][:, 0], mask) == pytest.approx(
+            windows_of((4,), 6)[4:, :, 0].mean()
+        )
+
+
+def test_a_mean_over_packed_batches_is_one_over_moments() -> None:
+    found = cereal.evaluate(loader_of((4,), *PACKED), lambda batch: batch["context"][:, 0])
+    assert float(found) == pytest.approx(windows_of((4,), 6)[:, :, 0].mean())
+
+
+def test_masks_of_moments_pass_stages_scans_and_host_pipelines() -> None:
+    def first(batch: Any, mask: Any) -> Any:
+        return {"x": batch["context"][:, 0], "seen": mask}
+
+    stages = [*PACKED, cereal.MapTransform(first), cereal.FilterTransform(lambda x: x["x"] > 1)]
+    windows = WindowSource(data_of((4,)), T, predict=1, ordering="sequential")
+    on_host = cereal.HostMapTransform(lambda x: x)
+    for pipeline in ([windows, *stages], [windows, on_host, *stages]):
+        loader = DataLoader(pipeline, workers=0)
+        body = lambda carry, batch, mask: (carry, (batch, mask))  # noqa: E731
+        _, _, (batches, masks) = loader.scan_epoch(loader.init_state(0), 0, body)
+        assert masks.shape == (2, 4 * T)
+        assert masks[1].tolist() == batches["seen"][1].tolist() == MOMENTS.tolist()
+        assert masks[0].tolist() == (batches["x"][0] > 1).tolist()
+
+
+def test_a_stream_has_masks_of_moments_too() -> None:
+    apart = [BatchTransform(2), cereal.UnbatchTransform()]
+    stream = loader_of((4,), *apart, *PACKED)
+    found = list(stream.iterate(stream.init_state(0)))
+    assert [mask.tolist() for _, mask in found] == [[True] * 4 * T, MOMENTS.tolist()]
+    assert found[1][0]["sequence_start"].tolist() == [*[True, False, False] * 2, *[False] * 6]
+
+
+def test_packing_twice_is_refused() -> None:
+    again = TimeSeriesBatchTransform("target", mode="packed", sequence_start_key="more")
+    with pytest.raises(cereal.PipelineError, match=r"of moments already, of shape \(12,\); pack"):
+        loader_of((4,), *PACKED, again)
 
 
 def test_sequences_of_one_moment_all_start() -> None:
@@ -129,7 +179,9 @@ def test_every_road_gives_the_same_and_masks_stay(mode: Any, strict_jax: None) -
     loader = DataLoader([source, *stages])
     check_loader(loader)
     check_resume(loader, epochs=1)
-    assert loader.batch_at(0, 1)[1].tolist() == [True, True, False, False]
+    lanes = np.array([True, True, False, False])
+    expected = lanes if mode == "batched" else np.repeat(lanes, T)
+    assert loader.batch_at(0, 1)[1].tolist() == expected.tolist()
 
 
 def test_streams_and_files_are_shaped_like_arrays(tmp_path: Any) -> None:

@@ -4,6 +4,8 @@ from .block_shuffle import BlockShuffle as BlockShuffle
 from .errors import CaptureWarning as CaptureWarning
 from .errors import CerealError as CerealError
 from .errors import DatasetError as DatasetError
+from .errors import EpochWarning as EpochWarning
+from .errors import OptionWarning as OptionWarning
 from .errors import PipelineError as PipelineError
 from .errors import StateError as StateError
 from .errors import UsageError as UsageError

@@ -13,7 +13,7 @@ import numpy as np
 
 from .mixing import Mixing
 from .pytree import pytree_dataclass, static_field
-from .route import Move, Route, Run, Spans, disjoint, look_up, word
+from .route import Move, Route, Run, Span, Spans, apart, disjoint, look_up, word
 from .rows import Rows
 from .search import count_up_to
 
@@ -48,10 +48,13 @@ class Branches:
     numbers: tuple[int, ...] = static_field()  # of the others
     straight: bool = static_field()  # all steps are 1
     known: Known = static_field()  # the runs, also while they are traced
+    apart: bool = static_field(default=True)  # no element is in two of the parts
 
     def locate(self, part: Any, rows: Rows) -> Rows:
         """The rows of the store, for an index in a part, per lane."""
         xp = np if isinstance(rows.index, np.ndarray) else jnp
+        if not self.apart and rows.draw is None:
+            rows = rows.again(part, self.runs.shape[0])
         found = rows
         if len(self.others) < self.runs.shape[0]:
             start, step, _ = look_up(self.runs, part)
@@ -102,7 +105,8 @@ def make_branches(routes: Sequence[Route]) -> Branches:
     table = np.array(runs, np.int32)
     others = tuple(routes[number] for number in numbers)
     straight = bool((table[:, 1] == 1).all())
-    return Branches(jnp.asarray(table), others, numbers, straight, Known(table))
+    separate = apart([route.reach for route in routes])
+    return Branches(jnp.asarray(table), others, numbers, straight, Known(table), separate)
 
 
 class _OverBranches(Route):
@@ -126,6 +130,10 @@ class _OverBranches(Route):
     @property
     def fixed(self) -> bool:
         return self.branches.fixed
+
+    @property
+    def reach(self) -> tuple[Span, ...]:
+        return tuple(span for route in self.branches.routes for span in route.reach)
 
 
 @pytree_dataclass
@@ -220,8 +228,14 @@ def _select(xp: Any, here: Any, there: Rows, other: Rows) -> Rows:
         full = xp.ones(here.shape, np.bool_)
         a, b = (full if v is None else v for v in (there.valid, other.valid))
         valid = xp.where(here, a, b)
+    high = None
+    if there.high is not None or other.high is not None:
+        zero = xp.zeros(here.shape, np.uint32)
+        a, b = (zero if v is None else v for v in (there.high, other.high))
+        high = xp.where(here, a, b)
     return other.replaced(
         epoch=xp.where(here, there.epoch, other.epoch),
         index=xp.where(here, there.index, other.index),
         valid=valid,
+        high=high,
     )

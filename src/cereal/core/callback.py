@@ -4,23 +4,24 @@ An exception must not leave a callback unless it has to: on a GPU it breaks ever
 the process, and on several devices the others wait for the one that stopped. So:
 
     called by a loader      the error is kept, the batch is masked, and the loader raises the error
-    in the user's own jit   on one device it is raised, as JAX reports it; on several it is printed
-                            and kept, and the next call of the loader raises it
+    in the user's own jit   in a program on one device it is raised, as JAX reports it; in one on
+                            several the batch is poisoned, and the next call raises it (`unseen`)
 """
 
 from __future__ import annotations
 
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .errors import UsageError
+from .unseen import keep_unseen, raise_unseen, without_frames
 
 _lock = threading.Lock()
 _watched: Counter[Hashable] = Counter()  # callbacks whose errors a loader is waiting for
@@ -30,41 +31,44 @@ _failed: dict[Hashable, list[BaseException]] = {}
 def guarded(
     fn: Callable[..., Any], identity: Hashable, on_failure: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """A callback that keeps what `fn` raises, and gives `on_failure(*args)` instead."""
+    """A callback of (devices, *args) that keeps what `fn(*args)` raises, and gives
+    `on_failure(*args)` instead; `devices` is `device_count_of_program()`."""
 
-    return lambda *args: guard(identity, lambda: fn(*args), lambda: on_failure(*args))
+    return lambda devices, *args: guard(
+        identity, devices, lambda: fn(*args), lambda: on_failure(*args)
+    )
 
 
-def guard(identity: Hashable, run: Callable[[], Any], on_failure: Callable[[], Any]) -> Any:
-    """What `run` returns; if it raises, the error is kept and `on_failure` stands in."""
+def guard(
+    identity: Hashable, devices: Any, run: Callable[[], Any], on_failure: Callable[[], Any]
+) -> Any:
+    """What `run` returns; if it raises, the error is kept and `on_failure` stands in, unless a
+    program on one device can raise it."""
     try:
         return run()
     except BaseException as error:
         with _lock:
             watched = _watched[identity] > 0
-            if not watched and jax.device_count() == 1:
-                raise with_notes(error) from error
-            kept = _failed.setdefault(identity, [])
             if watched:
-                kept.append(error)
-                return on_failure()
-        traceback.print_exception(error)
-        if not kept:  # the first one, if nobody comes for it
-            kept.append(_light(error))
+                _failed.setdefault(identity, []).append(error)
+        if not watched:
+            if np.asarray(devices).max() == 1:
+                raise with_notes(without_frames(error)) from None
+            keep_unseen(identity, error)
         return on_failure()
 
 
-def _light(error: BaseException) -> BaseException:
-    """The error with the frames of the user's code alone, and without what these held: an error
-    that is kept must not keep a dataset."""
-    trace = error.__traceback__
-    while trace is not None:
-        module = trace.tb_frame.f_globals.get("__name__", "")
-        if not module.startswith(("cereal.", "jax.")):
-            break
-        trace = trace.tb_next
-    traceback.clear_frames(trace)
-    return error.with_traceback(trace)
+def poison(tree: Any) -> Any:
+    """What stands in for arrays that could not be made: NaN, and False and 0 where there is none.
+
+    A mask of it is False everywhere, and a loss that does not look at masks is NaN.
+    """
+
+    def one(spec: Any) -> np.ndarray:
+        floats = jnp.issubdtype(spec.dtype, jnp.inexact)
+        return np.full(spec.shape, np.nan if floats else 0, spec.dtype)
+
+    return jax.tree.map(one, tree)
 
 
 def with_notes(error: BaseException) -> BaseException:
@@ -76,13 +80,7 @@ def with_notes(error: BaseException) -> BaseException:
         again = type(error)("\n".join([str(error), *notes]))
     except Exception:  # it is made of something else
         return error
-    return again.with_traceback(error.__traceback__)
-
-
-def forget_kept(number: int) -> None:
-    """Drops kept errors of data on the host that is gone."""
-    for identity in [each for each in list(_failed) if isinstance(each, tuple) and number in each]:
-        _failed.pop(identity, None)
+    return again
 
 
 @contextmanager
@@ -109,13 +107,13 @@ def raising(identities: tuple[Hashable, ...]) -> Iterator[None]:
 
 
 def raise_kept(identities: tuple[Hashable, ...]) -> None:
-    """Raises what callbacks of these identities raised since."""
-    if not _failed:
-        return
-    with _lock:
-        kept = [error for identity in identities for error in _failed.pop(identity, [])]
-    if kept:
-        raise kept[0]
+    """Raises what callbacks of these identities raised since, or of any that nobody has seen."""
+    if _failed:
+        with _lock:
+            kept = [error for identity in identities for error in _failed.pop(identity, [])]
+        if kept:
+            raise kept[0]
+    raise_unseen()
 
 
 def as_numpy(values: Any) -> Any:

@@ -10,6 +10,7 @@ constants. Every public entry of sources and loaders therefore passes through `r
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import warnings
@@ -25,10 +26,8 @@ import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
 from .errors import CaptureWarning
+from .fresh_thread import in_fresh_thread
 
-# How JAX's trace state looks when nothing is traced: a look at it costs 1 µs, the question that
-# `staging` asks otherwise costs an operation on the device.
-_EAGER = get_opaque_trace_state()
 WARN_BYTES = 64 * 2**20
 N = TypeVar("N")
 
@@ -81,8 +80,19 @@ def resolve(node: N, state: Any = None) -> N:
 
 
 def eager() -> bool:
-    """Whether nothing is traced on this thread."""
-    return get_opaque_trace_state() == _EAGER
+    """Whether nothing is traced on this thread.
+
+    The bet: JAX's trace state looks the same in all threads that trace nothing. A look at it costs
+    1 µs, the question that `staging` asks otherwise costs an operation on the device.
+    """
+    return get_opaque_trace_state() == _no_trace()
+
+
+@functools.cache
+def _no_trace() -> Any:
+    """The trace state of a thread that has begun nothing: this one may be in the midst of a trace,
+    if cereal is imported there."""
+    return in_fresh_thread(get_opaque_trace_state)
 
 
 def staging() -> bool:
@@ -116,11 +126,11 @@ def _warn(node: Any, nbytes: int) -> None:
         f"Pass it as an argument, `jax.jit(lambda loader, state: loader.next_batch(state))"
         f"(loader, state)`, or write `@cereal.jit` in place of `@jax.jit`.",
         CaptureWarning,
-        stacklevel=_callers_level(),
+        stacklevel=callers_level(),
     )
 
 
-def _callers_level() -> int:
+def callers_level() -> int:
     """How far up the stack, from `_warn`, the first line is that is not cereal's or JAX's."""
     frame, level, ours = sys._getframe(1), 1, ("cereal.", "jax.")
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(ours):

@@ -2,18 +2,23 @@
 
 Two pipelines have one digest if they compute the same elements: the same arrays, the same code of
 functions and of the user's own classes, the same versions of libraries, over the same values. What
-decides only the order is left out. An object that cannot be looked into is taken by its pickle; a
-cache is then missed at worst, never taken for another's.
+decides only the order is left out. An object that cannot be looked into is taken by its pickle.
+
+No digest of code is complete, so it is a hint: whoever finds something under it computes a few
+elements again, and compares them (`core/witness.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import hashlib
 import inspect
+import io
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,27 +28,37 @@ import numpy as np
 from .errors import PipelineError
 from .function import Function
 from .host_data import HostData
-from .library import is_library, names_in
+from .library import imported_in, is_library, names_in
 from .positional import IndexedSource
 from .spec import Spec
+from .traced_stage import TracedStage
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _ORDER = {"ordering"}
 _WORDS = {"parts"}  # of our sources, for the drawing
 
 
-def digest(*objects: Any) -> str:
-    """32 letters that change when what the objects compute may change."""
-    state = _Digest()
+def digest(
+    *objects: Any, owner: str = "digest", remedy: str = "leave it out", lenient: bool = False
+) -> str:
+    """32 letters that change when what the objects compute may change.
+
+    What cannot be looked into is refused, with the `remedy`; if `lenient`, only its type counts.
+    """
+    state = _Digest(owner, remedy, lenient)
     for each in objects:
         state.add(each)
     return state.hash.hexdigest()
 
 
 class _Digest:
-    def __init__(self) -> None:
+    def __init__(self, owner: str, remedy: str, lenient: bool) -> None:
         self.hash = hashlib.blake2b(digest_size=16)
+        self._how: dict[str, Any] = {"owner": owner, "remedy": remedy, "lenient": lenient}
         self._path: list[int] = []
+        # Of functions and classes, which refer to each other in many ways; they are kept alive,
+        # so that no other object gets the identity of one.
+        self._known: dict[int, tuple[Any, str]] = {}
 
     def word(self, *words: Any) -> None:
         self.hash.update(repr(words).encode() + b"\0")
@@ -51,38 +66,44 @@ class _Digest:
     def add(self, value: Any) -> None:
         if type(value) in _PLAIN:
             self.word(type(value).__name__, value)
-            return
-        if id(value) in self._path:
+        elif id(value) in self._path:
             self.word("itself", len(self._path) - self._path.index(id(value)))
-            return
+        elif isinstance(value, type | types.FunctionType):
+            if id(value) not in self._known:
+                self._known[id(value)] = value, self._apart(self._enter, value)
+            self.word("code", self._known[id(value)][1])
+        else:
+            self._enter(value)
+
+    def _enter(self, value: Any) -> None:
         self._path.append(id(value))
         try:
             self._inside(value)
         finally:
             self._path.pop()
 
+    def _apart(self, add: Callable[[Any], None], value: Any) -> str:
+        """The digest of what this adds, by itself."""
+        outer, self.hash = self.hash, hashlib.blake2b(digest_size=16)
+        try:
+            add(value)
+            return self.hash.hexdigest()
+        finally:
+            self.hash = outer
+
     def _inside(self, value: Any) -> None:
         if isinstance(value, jax.Array | np.ndarray | np.generic):
             self._array(value)
         elif isinstance(value, HostData):
-            self.word("host", type(value).__name__)
-            self.add(value.digest_of())
+            self._host_data(value)
         elif isinstance(value, Spec | np.dtype):
             self.word(str(value))
         elif isinstance(value, Function):
             self.add(value.value)
-        elif isinstance(value, set | frozenset):
-            self.word("set", sorted(digest(each) for each in value))
-        elif isinstance(value, tuple | list):
-            self._class(type(value))
-            self.word(len(value))
-            for each in value:
-                self.add(each)
-        elif isinstance(value, dict):
-            self.word("dict", len(value))
-            for key in value:
-                self.add(key)
-                self.add(value[key])
+        elif isinstance(value, TracedStage):
+            self.add(value.python)
+        elif isinstance(value, set | frozenset | tuple | list | dict):
+            self._container(value)
         elif isinstance(value, types.ModuleType):
             self.word("module", value.__name__)
         elif isinstance(value, type):
@@ -95,15 +116,44 @@ class _Digest:
         elif isinstance(value, functools.partial):
             self.word("partial")
             self.add((value.func, value.args, value.keywords))
+        elif isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType | np.ufunc):
+            self._built_in(value)
+        elif isinstance(value, types.GeneratorType):
+            self._refuse(value, "a generator can be read only once")
         else:
             self._object(value)
+
+    def _container(self, value: Any) -> None:
+        self.word(type(value).__name__, len(value))
+        if not is_library(type(value)):
+            self.add(type(value))
+            self.add(_attributes(value))
+        if isinstance(value, set | frozenset):
+            self.word(sorted(digest(each, **self._how) for each in value))
+            return
+        for each in value:
+            self.add(each)
+            if isinstance(value, dict):
+                self.add(value[each])
 
     def _array(self, value: Any) -> None:
         if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = jax.random.key_data(value)
         array = np.ascontiguousarray(value)
         self.word(str(array.dtype), np.shape(value))
-        self.hash.update(array.reshape(-1).view(np.uint8).data)
+        if array.dtype.hasobject:
+            self.add(array.tolist())
+        else:
+            self.hash.update(array.reshape(-1).view(np.uint8).data)
+
+    def _host_data(self, value: HostData) -> None:
+        self.word("host", type(value).__name__)
+        try:
+            found = value.digest_of()
+        except Exception as error:
+            self._refuse(value, error)
+        else:
+            self.add(found)
 
     def _function(self, fn: Any) -> None:
         self.word("function", fn.__module__, fn.__qualname__)
@@ -114,6 +164,7 @@ class _Digest:
             self._code(fn.__code__, fn.__globals__)
             self.add(fn.__defaults__)
             self.add(fn.__kwdefaults__)
+            self.add(vars(fn))
         for cell in fn.__closure__ or ():
             self.add(_contents(cell))
 
@@ -127,39 +178,70 @@ class _Digest:
                 self.add(const)
         names = set(names_in(code))
         for name in code.co_names:
-            if name not in scope:
-                continue
-            value = scope[name]
-            self.word(name)
-            self.add(value)
-            if isinstance(value, types.ModuleType) and not is_library(value):
-                for inside in sorted(names & vars(value).keys()):
-                    self.word(inside)
-                    self.add(vars(value)[inside])
+            if name in scope:
+                self.word(name)
+                self._named(scope[name], names)
+        for module in imported_in(code, scope.get("__package__")):
+            self._named(module, names)
+
+    def _named(self, value: Any, names: set[str]) -> None:
+        """What a name in code stands for; of a user's module, what the code may mean in it."""
+        self.add(value)
+        if not isinstance(value, types.ModuleType) or is_library(value) or id(value) in self._path:
+            return
+        self._path.append(id(value))
+        for inside in sorted(names & vars(value).keys()):
+            self.word(inside)
+            self._named(vars(value)[inside], names)
+        self._path.pop()
 
     def _class(self, cls: type) -> None:
-        """A class by its name; the user's own by its code too."""
+        """A class by its name; the user's own by its code and its constants too."""
         self.word("class", cls.__module__, cls.__qualname__)
         if is_library(cls):
             self._version(cls.__module__)
             return
         for base in cls.__bases__:
-            self._class(base)
+            self.add(base)
+        members = getattr(cls, "__members__", {}) if issubclass(cls, enum.Enum) else None
+        if members is not None:
+            self.add([(name, member.value) for name, member in members.items()])
         for name, value in sorted(vars(cls).items()):
             inner = value.__func__ if isinstance(value, staticmethod | classmethod) else value
             inner = inner.fget if isinstance(inner, property) else inner
+            inner = inner.func if isinstance(inner, functools.cached_property) else inner
             if inspect.isfunction(inner):
                 self.word(name)
                 self.add(inner)
-            elif type(value) in _PLAIN and not name.startswith("__"):
-                self.word(name, value)
+            elif members is None and not name.startswith("__") and not _is_machinery(value):
+                self.word(name)
+                self._if_possible(value)
+
+    def _if_possible(self, value: Any) -> None:
+        """A class's constants; not all of them matter, so none is refused."""
+        try:
+            found = self._apart(self.add, value)
+        except Exception:
+            found = "unknown"
+        self.word(type(value).__qualname__, found)
 
     def _version(self, module: str | None) -> None:
         package = (module or "").partition(".")[0]
         self.word(package, getattr(sys.modules.get(package), "__version__", None))
 
+    def _built_in(self, value: Any) -> None:
+        name, owner = getattr(value, "__name__", ""), getattr(value, "__self__", None)
+        self.word("built in", getattr(value, "__qualname__", name))
+        module = sys.modules.get(getattr(value, "__module__", None) or "")
+        if isinstance(value, np.ufunc) and "(vectorized)" in name:
+            self._refuse(value, "np.frompyfunc does not show its function")
+        elif owner is not None and not isinstance(owner, types.ModuleType):
+            self.add(owner)  # a method: of a dict, say
+        elif getattr(module, "__file__", None) and not is_library(module):
+            self._refuse(value, f"{name} is compiled code")
+
     def _object(self, value: Any) -> None:
-        self._class(type(value))
+        self.add(type(value))
         if dataclasses.is_dataclass(value):
             ignored = _ORDER if isinstance(value, IndexedSource) else set()
             ignored = ignored | (_WORDS if is_library(type(value)) else set())
@@ -177,24 +259,64 @@ class _Digest:
         wrapped = getattr(value, "__wrapped__", None)  # a jitted function
         if callable(wrapped):
             self.add(wrapped)
-        elif inspect.isbuiltin(value) or isinstance(value, np.ufunc):
-            self.word(getattr(value, "__qualname__", getattr(value, "__name__", "")))
-        elif not is_library(type(value)) and hasattr(value, "__dict__"):
-            self.add(vars(value))
-        else:
+        if not is_library(type(value)) and (held := _attributes(value)) is not None:
+            self.add(held)
+        elif not callable(wrapped):
             self._pickle(value)
 
     def _pickle(self, value: Any) -> None:
         import cloudpickle
 
+        add = self.add
+
+        class Pickler(cloudpickle.Pickler):
+            """Of the user's code, pickles hold names only: it is looked into."""
+
+            def persistent_id(self, found: Any) -> Any:
+                if isinstance(found, type | types.FunctionType) and not is_library(found):
+                    add(found)
+                    return "code"
+                return None
+
+        buffer = io.BytesIO()
         try:
-            self.hash.update(cloudpickle.dumps(value))
+            Pickler(buffer).dump(value)
         except Exception as error:
-            raise PipelineError(
-                f"cannot tell whether a {type(value).__name__} that the pipeline refers to has "
-                f"changed ({error}), so its results cannot be kept in files; leave it out of the "
-                f"functions above the cache, or keep them in memory."
-            ) from error
+            self._refuse(value, error)
+        else:
+            self.hash.update(buffer.getvalue())
+
+    def _refuse(self, value: Any, why: Any) -> None:
+        if isinstance(why, PipelineError):
+            raise why  # of something inside
+        if self._how["lenient"]:
+            self.word("unknown", type(value).__qualname__)
+            return
+        raise PipelineError(
+            f"{self._how['owner']}: cannot tell whether a {type(value).__name__} that the pipeline "
+            f"refers to has changed ({why}), so files of results cannot be named by what computes "
+            f"them; {self._how['remedy']}."
+        )
+
+
+def _is_machinery(value: Any) -> bool:
+    """What Python puts into classes by itself."""
+    kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
+    return isinstance(value, kinds) or type(value).__name__ == "_abc_data"
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """What an object holds in its slots and its dict; None if it has neither."""
+    slots = [
+        name
+        for cls in type(value).__mro__
+        for name, each in vars(cls).items()
+        if isinstance(each, types.MemberDescriptorType) and not is_library(cls)
+    ]
+    if not slots and not hasattr(value, "__dict__"):
+        return None
+    held = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return {**held, **getattr(value, "__dict__", {})}
 
 
 def _contents(cell: types.CellType) -> Any:

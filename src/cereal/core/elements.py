@@ -10,7 +10,7 @@ import numpy as np
 
 from .execute import read_fetched
 from .positional import IndexedSource
-from .rows import host_rows_at
+from .rows import Rows, routed_at
 from .spec import Spec
 
 _MOST_BYTES = 16 * 2**20
@@ -25,8 +25,14 @@ def read_elements(
     Python reads what is asked for. The compiled stages are run for as many elements, too, unless
     that were many programs: `sizes` remembers those that there are.
     """
-    n = len(indices)
-    rows = source.fetch(source.route(host_rows_at(indices)))
+    return read_fetched_elements(source, source.fetch(routed_at(source, indices)), sizes)
+
+
+def read_fetched_elements(
+    source: IndexedSource[Any], rows: Rows, sizes: set[int] | None = None
+) -> tuple[Any, Any]:
+    """The same of rows that Python has read."""
+    n = len(rows.index)
     size = _program_size(n, set() if sizes is None else sizes)
     if size > n:
         rows = rows.map(lambda x: np.resize(x, (size, *x.shape[1:])) if x.ndim else x)
@@ -39,6 +45,27 @@ def _program_size(n: int, sizes: set[int]) -> int:
         n = min((size for size in sizes if size >= n), default=1 << (n - 1).bit_length())
     sizes.add(n)
     return n
+
+
+FEW = 4
+
+
+def few_of(n: int, source: IndexedSource[Any]) -> np.ndarray:
+    """The first of n and some others, always the same ones, in order.
+
+    What only iterates would be read to the end for a late one: of that, the first ones.
+    """
+    if n <= FEW or source.stream is not None:
+        return np.arange(min(n, FEW))
+    others = np.random.default_rng(n).choice(n - 1, FEW - 1, replace=False)
+    return np.sort(np.append(0, others + 1))
+
+
+def few_true(which: np.ndarray, source: IndexedSource[Any]) -> np.ndarray:
+    """A few of the indices at which this is True."""
+    n = int(np.count_nonzero(which))
+    found = few_of(n, source)
+    return found if n == len(which) else np.flatnonzero(which)[found]
 
 
 def chunks_of(source: IndexedSource[Any], indices: np.ndarray) -> Iterator[np.ndarray]:

@@ -7,6 +7,8 @@
     └── DatasetError  (OSError)      files of a dataset that cannot be had, or are damaged
 
     CaptureWarning    (UserWarning)  a large dataset is being written into a compiled program
+    EpochWarning      (UserWarning)  a loop over epochs sees one epoch again, or nothing
+    OptionWarning     (UserWarning)  an option that has no effect
 
 Each message says what was wrong, where, and ends with what to do.
 """
@@ -82,4 +84,39 @@ class CaptureWarning(UserWarning):
     JAX turns arrays that a function merely closes over into constants: 1 GB of them takes a
     minute to compile and three times the memory. Pass the loader as an argument, or use
     `cereal.jit`, and it takes a tenth of a second and no copy.
+    """
+
+
+class EpochWarning(UserWarning):
+    """A loop over epochs that repeats one epoch, or that has nothing to loop over.
+
+        for epoch in range(10):
+            for batch, mask in loader.iterate(loader.init_state(key)):   the same order every time
+
+        batches = loader.iterate(state)
+        for epoch in range(10):
+            for batch, mask in batches:                                  nothing from the second on
+
+    Go on from where the last epoch ended:
+
+        for epoch in range(10):
+            batches = loader.iterate(state)
+            for batch, mask in batches: ...
+            state = batches.state
+
+    or write one loop, `for batch, mask in loader.iterate(state, epochs=10)`. Of a repeated epoch it
+    is said once per loader, of random pipelines only, and only if that epoch was the last one of
+    its key to be run to its end.
+    """
+
+
+class OptionWarning(UserWarning):
+    """An option that has no effect on this pipeline.
+
+    >>> import cereal, warnings
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     loader = cereal.DataLoader(cereal.RangeSource(4), workers=8)
+    >>> str(caught[0].message)[:40]
+    'DataLoader: `workers=8` has no effect: t'
     """

@@ -21,10 +21,13 @@ from .callback import raise_kept, raising
 from .capture import eager, is_concrete, resolve
 from .errors import UsageError
 from .host_data import HostData, identity_on_host
+from .masks import FullMasks
 from .numbers import as_whole
 from .placement import check_callbacks, layout
 from .placement import place as place
 from .spec import Spec
+from .traced_stage import current
+from .transfer import hand_over, sent, to_device, to_host
 
 if TYPE_CHECKING:
     from .positional import Positional
@@ -66,12 +69,6 @@ def stripped(source: Source[Any]) -> Any:
     )
 
 
-@jax.jit
-def _hand_over(values: Any) -> Any:
-    """Arrays of NumPy as arrays of JAX: a third of the time of `device_put` for small ones."""
-    return values
-
-
 @partial(jax.jit, static_argnames="masked")
 def _read(source: Positional[Any], rows: Rows, masked: bool) -> tuple[Any, Any]:
     values, mask = source.read(rows)
@@ -84,7 +81,12 @@ def routed_rows(
     source: Positional[Any], words: Any, steps: int, remainder: Any = None
 ) -> tuple[Rows, Any]:
     """The rows of the next steps as NumPy arrays, routed, and the state's words after them."""
-    rows, words = _routed(stripped(source), words, remainder, steps)
+    if source.plan.wide:
+        plan = source.plan.ending(remainder)
+        rows, words = plan.rows_for(to_host(words), steps)
+        return source.route(rows), to_device(words)
+    light, words = sent((stripped(source), words))
+    rows, words = _routed(light, words, remainder, steps)
     return jax.device_get(rows), words
 
 
@@ -110,27 +112,39 @@ class Delivery:
     than all else.
     """
 
-    def __init__(self, source: Positional[Any]) -> None:
+    def __init__(self, source: Positional[Any], *, ahead: bool = False) -> None:
         self._source, self._stripped = source, stripped(source)
         self._large = Spec(source.element_spec()).nbytes >= _LARGE
+        # `ahead`: many batches will come, and their masks may be made together.
+        self._full = FullMasks(source.lanes, source.placement) if ahead else None
 
     def __call__(self, rows: Rows, *, masked: bool) -> tuple[Any, Any]:
         masked = masked or self._source.masks
         found, placement = self._source.passes(rows), self._source.placement
-        if found is not None and self._large:
-            mask = _mask(found, rows) if masked else None
-            pair = (found.values, mask)
-            return jax.device_put(pair, layout(pair, placement))
-        if found is not None and not masked:
-            made = _hand_over(found.values), None
-        else:
-            made = _read(self._stripped, rows, masked)
+        if found is None:
+            made = _read(self._stripped, sent(rows), masked)
+            return made if placement is None else place(made, placement)
+        mask = _mask(found, rows)
+        # Under a mesh the batch goes where only a call with both of them would put the mask.
+        full = self._full if masked and jax.sharding.get_abstract_mesh().empty else None
+        if full is not None and (mask is None or mask.all()):
+            return self._moved((found.values, None))[0], full.take()
+        if masked and mask is None:
+            mask = np.ones(rows.index.shape, np.bool_)
+        return self._moved((found.values, mask if masked else None))
+
+    def _moved(self, made: tuple[Any, Any]) -> tuple[Any, Any]:
+        placement = self._source.placement
+        if self._large:
+            return jax.device_put(made, layout(made, placement))
+        made = hand_over(made)
         return made if placement is None else place(made, placement)
 
 
 def _mask(found: Any, rows: Rows) -> Any:
-    mask = np.ones(rows.index.shape, np.bool_) if found.mask is None else found.mask
-    return mask if rows.valid is None else mask & rows.valid
+    if found.mask is None or rows.valid is None:
+        return rows.valid if found.mask is None else found.mask
+    return found.mask & rows.valid
 
 
 def _next_on_host(source: Positional[Any], state: Any) -> tuple[Any, Any, Any]:
@@ -177,7 +191,7 @@ def run_next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
 def _run(
     source: Source[Any], state: Any, on_host: Any, in_program: Any, lead: int = 0
 ) -> tuple[Any, Any, Any]:
-    source = resolve(source, state)
+    source = resolve(current(source), state)
     if source.host:
         raise_kept((identity_on_host(source),))
     step: Any = on_host if source.host and eager() else in_program

@@ -58,20 +58,32 @@ def as_function(fn: Any, owner: str) -> Function:
     return Function(None, fn)
 
 
-def takes_second(function: Function, name: str) -> bool:
+def takes_second(fn: Any, name: str) -> bool:
     """Whether to call `fn(value, second)` rather than `fn(value)`: asked of its signature.
 
     A second parameter counts if it has no default, or if it is called `name`.
     """
+    return len(arguments_taken(fn, ("", name), least=1)) == 2
+
+
+def arguments_taken(fn: Any, names: tuple[str, ...], least: int = 0) -> tuple[str, ...]:
+    """With how many of these arguments, in their order, to call `fn`: its own names for them.
+
+    The first `least` in any case. A further one counts if `fn` has no default for it, or calls
+    it by that name.
+    """
     try:
-        parameters = list(inspect.signature(function.value).parameters.values())
-    except (TypeError, ValueError):  # some built-ins have no signature; they take one value
-        return False
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # some built-ins have no signature
+        return names[:least]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [p for p in parameters if p.kind in kinds]
-    if len(positional) < 2:
-        return False
-    return positional[1].default is inspect.Parameter.empty or positional[1].name == name
+    taken = list(names[:least])
+    for name, parameter in list(zip(names, positional, strict=False))[least:]:
+        if parameter.default is not inspect.Parameter.empty and parameter.name != name:
+            break
+        taken.append(parameter.name)
+    return tuple(taken)
 
 
 def as_decision(keep: Any, owner: str) -> Any:

@@ -22,7 +22,7 @@ from .host_program import fetched_in_program
 from .positional import IndexedSource, Positional
 from .pytree import pytree_dataclass
 from .reading import SKIPPED, at_element, raise_it, reading
-from .rows import Rows, host_rows_at, rows_at
+from .rows import Rows, routed_at, rows_at
 from .spec import Spec
 from .taken import Taken
 
@@ -81,6 +81,10 @@ class HostIndexed(HostNode[T_co], IndexedSource[T_co]):
     def take_host(self, indices: np.ndarray) -> Any:
         """The elements at these indices (one axis), stacked: a tree of fresh NumPy arrays."""
         raise TypeError(f"{type(self).__name__} has no batched read")
+
+    @property
+    def wide(self) -> bool:
+        return self.host
 
     @property
     def quick(self) -> bool:
@@ -152,7 +156,7 @@ def first_element(source: Any, wanted: Any = None, otherwise: Any = None) -> Any
     tries = _TRIES if wanted is None else _MANY_TRIES
     for index in range(min(tries, len(source))):
         try:
-            rows = source.route(host_rows_at(np.array([index])))
+            rows = routed_at(source, np.array([index]))
             found = source.produce(rows).element(0)
             if found is not SKIPPED and (wanted is None or wanted(found)):
                 return found

@@ -1,12 +1,14 @@
 """Data on the host, and functions over it, as parts of a pytree.
 
 The pytree holds a number, under which the living data is found: JAX's caches keep what is static
-in a pytree, and would keep the data alive.
+in a pytree, and would keep the data alive. It lives as long as somebody holds it, and then until
+the programs that were called are done (`lingering`).
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +16,9 @@ from typing import Any
 import jax
 
 from .errors import CerealError
+from .lingering import linger, start_waiter
 
+_TRIES, _MOMENT = 20, 0.002
 _numbers = itertools.count()
 _living: weakref.WeakValueDictionary[int, HostData] = weakref.WeakValueDictionary()
 
@@ -26,16 +30,31 @@ class HostData:
     has it, however many compiled programs know its number.
     """
 
+    in_programs = False  # whether a program that was traced reads it
+    read_at = 0.0  # when one last did
+
     def __init__(self) -> None:
         self.number = next(_numbers)
         _living[self.number] = self
+
+    def enter_program(self) -> None:
+        """Called when a program that will read this data is traced."""
+        if not self.in_programs:
+            self.in_programs = True
+            start_waiter()
+        self.before_program()
+
+    def __del__(self) -> None:
+        # Python calls this once in the life of an object, which may go on afterwards.
+        if self.in_programs and linger(self):
+            _living[self.number] = self  # the collector of cycles has cleared weak references
 
     def digest_of(self) -> Any:
         """What tells this data from other data, in any process; for the names of caches."""
         raise TypeError(f"{type(self).__name__} has no digest")
 
     def before_program(self) -> None:
-        """Called when a program that will read this data is traced."""
+        """What there is to do before a program may read it."""
 
     def __init_subclass__(cls) -> None:
         jax.tree_util.register_pytree_node(
@@ -45,13 +64,19 @@ class HostData:
 
 def living(number: int) -> Any:
     """The data of this number."""
-    try:
-        return _living[number]
-    except KeyError:
+    found = _living.get(number)
+    for _ in range(_TRIES if found is None else 0):
+        time.sleep(_MOMENT)  # the collector clears weak references before it calls `__del__`
+        found = _living.get(number)
+        if found is not None:
+            break
+    if found is None:
         raise CerealError(
             "the data of a source on the host is gone: all sources and loaders that held it were "
             "deleted while a compiled program still reads it; keep the loader."
-        ) from None
+        )
+    found.read_at = time.monotonic()
+    return found
 
 
 class HostFunction(HostData):

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from .callback import guard
+from .callback import guard, poison
+from .device_count import device_count_of_program
 from .host_data import host_data_in, identity_on_host, living
 from .reading import Reading, reading_as
-from .rows import Rows
+from .rows import Rows, whole_index
+from .settings import settings_of_program
 
 if TYPE_CHECKING:
     from .positional import Positional
@@ -30,8 +32,9 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
     `position`, a state's words and its bookmark, says where this is, for those who read ahead.
     """
     for data in host_data_in(source):
-        data.before_program()
-    service, identity = source.service, identity_on_host(source)
+        data.enter_program()
+    service, identity, settings = source.service, identity_on_host(source), settings_of_program()
+    received = whole_index if source.plan.wide else lambda rows: rows
     leaves, structure = jax.tree.flatten(source)
     leaves = leaves if service is None else []  # a service has the source itself
     with reading_as(Reading(masked=True)):
@@ -41,41 +44,74 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
 
     def read(requests: list[Any]) -> list[list[np.ndarray]]:
         if service is not None:
-            asked = [(at, jax.tree.unflatten(rows_structure, x)) for _, at, x in requests]
+            asked = [(at, received(rows_structure.unflatten(x))) for _, at, x in requests]
             found = living(service).serve(asked)
         else:
             with reading_as(Reading(masked=True)), jax.no_execution():
                 found = [
-                    jax.tree.unflatten(structure, leaves).fetch(
-                        jax.tree.unflatten(rows_structure, x)
-                    )
+                    structure.unflatten(leaves).fetch(received(rows_structure.unflatten(x)))
                     for leaves, _, x in requests
                 ]
         return [_as_promised(each, outputs, out_structure) for each in found]
 
-    def call(*args: Any) -> list[np.ndarray]:
-        leaves, position, inputs = jax.tree.map(np.asarray, args)
-        mapped = inputs[index_at].ndim - axes
-        # Under vmap the callback gets all lanes at once, with an axis of 1 where they agree.
-        arrays = jax.tree.leaves((leaves, position, inputs))
-        sizes = np.broadcast_shapes(*(x.shape[:mapped] for x in arrays))
-        requests = [
-            jax.tree.map(lambda x, at=at: _lane(x, at), (leaves, position, inputs))
-            for at in np.ndindex(*sizes)
-        ]
-        found = guard(identity, lambda: read(requests), lambda: [_zeros(outputs)] * len(requests))
-        return [
-            np.stack(parts).reshape((*sizes, *parts[0].shape)) if mapped else parts[0]
-            for parts in zip(*found, strict=True)
-        ]
+    def call(devices: Any, *args: Any) -> list[np.ndarray]:
+        args = jax.tree.map(np.asarray, args)
+        requests, sizes = _lanes(args, args[-1][index_at].ndim - axes)
+        nothing = lambda: [poison(outputs)] * len(requests)  # noqa: E731
+        with settings():  # the thread is JAX's, and has none
+            found = guard(identity, devices, lambda: read(requests), nothing)
+        parts = zip(*found, strict=True)
+        return [_as_words(_stacked(each, sizes)) for each in parts]
 
     index_at = jax.tree.unflatten(rows_structure, range(len(inputs))).index
-    found = jax.pure_callback(call, outputs, leaves, position, inputs, vmap_method="expand_dims")
+    asked = (device_count_of_program(rows.index), leaves, position, inputs)
+    words = jax.pure_callback(
+        call, jax.tree.map(_words, outputs), *asked, vmap_method="expand_dims"
+    )
+    found = [_from_words(x, spec) for x, spec in zip(words, outputs, strict=True)]
     return jax.tree.unflatten(out_structure, found)
+
+
+# Under vmap the callback gets all lanes at once, with an axis of 1 where they agree.
+
+
+def _lanes(args: Any, mapped: int) -> tuple[list[Any], tuple[int, ...] | None]:
+    """The arguments of every lane, and how many lanes there are on each axis that is mapped."""
+    sizes = np.broadcast_shapes(*(x.shape[:mapped] for x in jax.tree.leaves(args)))
+    lanes = [jax.tree.map(lambda x, at=at: _lane(x, at), args) for at in np.ndindex(*sizes)]
+    return lanes, sizes if mapped else None
 
 
 def _lane(x: np.ndarray, at: tuple[int, ...]) -> np.ndarray:
     return x[tuple(i if size > 1 else 0 for i, size in zip(at, x.shape, strict=False))]
+
+
+def _stacked(parts: Any, sizes: tuple[int, ...] | None) -> np.ndarray:
+    if sizes is None:
+        return parts[0]
+    return np.stack(parts).reshape((*sizes, *parts[0].shape))
+
+
+# Numbers of 64 bits leave the callback as pairs of 32: JAX treats what it returns by the settings
+# of its own thread, where `jax.enable_x64` does not hold, and refuses them after the callback.
+
+
+def _is_wide(x: Any) -> bool:
+    return isinstance(x.dtype, np.dtype) and x.dtype.kind in "iuf" and x.dtype.itemsize == 8
+
+
+def _words(spec: Any) -> Any:
+    return jax.ShapeDtypeStruct((*spec.shape, 2), np.uint32) if _is_wide(spec) else spec
+
+
+def _as_words(x: np.ndarray) -> np.ndarray:
+    if not _is_wide(x):
+        return x
+    return np.ascontiguousarray(x).view(np.uint32).reshape((*x.shape, 2))
+
+
+def _from_words(x: Any, spec: Any) -> Any:
+    return jax.lax.bitcast_convert_type(x, spec.dtype) if _is_wide(spec) else x
 
 
 def _struct(x: Any) -> jax.ShapeDtypeStruct:
@@ -89,8 +125,3 @@ def _as_promised(fetched: Rows, outputs: list[Any], structure: Any) -> list[np.n
     found, found_structure = jax.tree.flatten(fetched)
     assert found_structure == structure, (found_structure, structure)
     return [np.asarray(x, s.dtype) for x, s in zip(found, outputs, strict=True)]
-
-
-def _zeros(outputs: list[Any]) -> list[np.ndarray]:
-    """Nothing was read: the mask is False everywhere."""
-    return [np.zeros(s.shape, s.dtype) for s in outputs]

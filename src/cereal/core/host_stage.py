@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from .errors import CerealError, PipelineError
-from .function import Function, takes_second
+from .function import takes_second
 from .host import Fetched, HostIndexed, HostNode
 from .host_data import HostFunction
 from .positional import IndexedSource, Positional
@@ -139,7 +139,7 @@ def as_host_function(
         )
     plain = fn.fn if isinstance(fn, HostFunction) else fn
     function = fn if isinstance(fn, HostFunction) else HostFunction(fn)
-    return function, takes_second(Function(None, plain), second)
+    return function, takes_second(plain, second)
 
 
 def _with(stage: Any, function: HostFunction) -> Any:
@@ -273,12 +273,27 @@ class HostBatchNode(PositionalWrapper[T_co], HostNode[T_co]):
                 if here.doomed:
                     here.check_doomed()
                 made, mask = make()
-                return jax.tree.map(here.own, as_arrays(made, self.spec)), mask
+                made = as_promised(made, self.spec, f"{self.label} returned", "when it was built")
+                return jax.tree.map(here.own, made), mask
             except Exception as error:
                 made = here.failed(error)
             if made is SKIPPED:
                 return self.spec.zeros(), np.zeros(self.lanes, np.bool_)
             return jax.tree.map(here.own, as_arrays(made, self.spec)), mask
+
+
+def as_promised(made: Any, spec: Spec, who: str, known: str, fix: str = "") -> Any:
+    """What a function made of a batch as arrays of this spec, or an error that names both."""
+    try:
+        return as_arrays(made, spec)
+    except PipelineError as error:
+        found = Spec(spec_of_element(made))
+        if found == spec:  # a number that does not fit
+            raise
+        raise PipelineError(
+            f"{who} {found}, but {spec} {known}; all batches must have one shape and dtype. "
+            f"{fix or 'Pad what it returns to a fixed length.'}"
+        ) from error
 
 
 @pytree_dataclass

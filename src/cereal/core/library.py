@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import functools
+import importlib
+import importlib.util
 import sys
 import sysconfig
 import types
@@ -19,7 +22,8 @@ def _standard() -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_library_file(name: str) -> bool:
+def is_library_file(name: str) -> bool:
+    """Whether a file of code is a library's."""
     if name.startswith(_HERE) or any(part in name for part in _INSTALLED):
         return True
     return name.startswith(("<frozen", *_standard()))
@@ -28,11 +32,11 @@ def _is_library_file(name: str) -> bool:
 def is_library(thing: Any) -> bool:
     """Whether a function, class or module is a library's, whose code does not change in a run."""
     if isinstance(thing, types.FunctionType):
-        return _is_library_file(thing.__code__.co_filename)
+        return is_library_file(thing.__code__.co_filename)
     if isinstance(thing, types.ModuleType):
         if thing.__name__.partition(".")[0] in sys.stdlib_module_names:
             return thing.__name__ != "__main__"
-        return _is_library_file(getattr(thing, "__file__", None) or "")
+        return is_library_file(getattr(thing, "__file__", None) or "")
     if isinstance(thing, type):
         if thing.__module__.partition(".")[0] in ("builtins", "cereal"):
             return True
@@ -46,3 +50,33 @@ def names_in(code: types.CodeType) -> tuple[str, ...]:
     """All names in a function's code, and in the code of functions defined inside it."""
     inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
     return tuple(sorted(set(code.co_names).union(*(names_in(each) for each in inner))))
+
+
+@functools.lru_cache(maxsize=1024)
+def _imports_in(code: types.CodeType) -> tuple[tuple[str, int], ...]:
+    """What `import` lines in a function name, and from how many packages above."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    return tuple(
+        (step.argval, steps[at - 2].argval)
+        for at, step in enumerate(steps)
+        if step.opname == "IMPORT_NAME"
+    )
+
+
+def imported_in(code: types.CodeType, package: str | None) -> list[types.ModuleType]:
+    """The user's modules that a function imports inside of it."""
+    found = [_users_module("." * level + name, package) for name, level in _imports_in(code)]
+    return [module for module in found if module is not None]
+
+
+def _users_module(name: str, package: str | None) -> types.ModuleType | None:
+    try:
+        name = importlib.util.resolve_name(name, package)
+        if name not in sys.modules:
+            top = importlib.util.find_spec(name.partition(".")[0])
+            if top is None or (top.origin and is_library_file(top.origin)):
+                return None  # not imported for this: it may be large
+        module = importlib.import_module(name)
+    except Exception:
+        return None
+    return None if is_library(module) else module

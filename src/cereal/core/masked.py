@@ -70,3 +70,12 @@ def _as_mask(mask: jax.Array) -> tuple[Any, jax.Array]:
             )
         good = None
     return good, mask.astype(jnp.bool_)
+
+
+def note_unbatched(error: Exception, mask: jax.Array) -> None:
+    """Writes into an error of a function of batches that it was given a single element."""
+    if jnp.ndim(mask) == 0:
+        error.add_note(
+            "cereal: nothing batches in this pipeline, so `batch` was a single element, without an "
+            "axis of elements; add `BatchTransform(128)` to the list of stages."
+        )

@@ -16,7 +16,7 @@ import numpy as np
 
 from .errors import PipelineError
 from .gathered import gathered
-from .permutation import permute, round_constants
+from .permutation import MAX_TRACED, permute, round_constants
 from .pytree import pytree_dataclass, said, static_field
 
 
@@ -26,6 +26,7 @@ class Visit(NamedTuple):
     index: Any
     epoch: Any = None  # of the element, where it is not that of the position
     draw: Any = None  # where an epoch visits elements again: tells the visits apart
+    again: Any = None  # the same, beside the index: how often an element came before; None: never
 
 
 class Order(ABC):
@@ -41,6 +42,8 @@ class Order(ABC):
     random: bool = False
     plain: bool = False
     """Whether an epoch has each element once whatever the data, so that parts may have it too."""
+    wide: bool = False
+    """Whether it can be computed for more than 2^31 - 1 elements, on the host."""
     samples: bool = False
     """Whether an epoch may have elements several times, or not at all."""
 
@@ -75,6 +78,7 @@ class Sequential(Order):
     """0, 1, 2, ..."""
 
     plain = True
+    wide = True
 
     def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
         del key, epochs, column, n
@@ -91,6 +95,7 @@ class Shuffle(Order):
 
     random = True
     plain = True
+    wide = True
 
     def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
         return permute(position, column, round_constants(key, epochs, n), n)
@@ -107,6 +112,9 @@ class Listed(Order):
     indices: Any
     size: int = static_field()
     digest: str = static_field()
+    again: Any = None  # for each how often it was listed before; None: none is listed twice
+
+    wide = True
 
     def length(self, n: int) -> int:
         del n
@@ -115,6 +123,10 @@ class Listed(Order):
     def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
         del key, epochs, column, n
         return gathered(self.indices, position)
+
+    def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
+        index = self.index(key, epochs, column, position, n)
+        return Visit(index, again=None if self.again is None else gathered(self.again, position))
 
     @property
     def name(self) -> str:
@@ -139,15 +151,35 @@ def as_order(ordering: Any, n: int, owner: str) -> Order:
 
 def _listed(ordering: Any, n: int, owner: str) -> Order:
     what = f"{owner}: an `ordering` of indices"
+    _refuse_key(ordering, owner)
     if not isinstance(ordering, jax.Array | np.ndarray | list | tuple | range):
         raise PipelineError(
             f'{owner}: `ordering` must be "sequential", "shuffle", an array of indices or an order '
             f"such as BlockShuffle(1024), got {_describe(ordering)}."
         )
     if isinstance(ordering, jax.core.Tracer):  # inside jit: the values cannot be looked at
-        return Listed(ordering.astype(jnp.int32), ordering.shape[0], "traced")
+        indices = ordering.astype(jnp.int32)
+        return Listed(indices, ordering.shape[0], "traced", times_before(indices))
     indices = check_indices(ordering, n, what)
-    return Listed(jnp.asarray(indices), indices.size, digest_of(indices))
+    if indices.dtype != np.int32:
+        raise PipelineError(
+            f"{what} has the index {indices.max()}, and lists of indices count to {MAX_TRACED}; "
+            f"choose elements in the function that reads them."
+        )
+    again = None if is_once(indices) else jnp.asarray(times_before(indices))
+    return Listed(jnp.asarray(indices), indices.size, digest_of(indices), again)
+
+
+def _refuse_key(ordering: Any, owner: str) -> None:
+    """Refuses a random key where an order is wanted: two words look like two indices."""
+    if not isinstance(ordering, jax.Array):
+        return
+    typed = jnp.issubdtype(ordering.dtype, jax.dtypes.prng_key)
+    if typed or (ordering.dtype == np.uint32 and ordering.shape in ((2,), (4,))):
+        raise PipelineError(
+            f'{owner}: `ordering` is a random key; write `ordering="shuffle"`, and pass the key to '
+            f"`loader.init_state(key)`. (For indices write `ordering.astype(np.int32)`.)"
+        )
 
 
 def _describe(ordering: Any) -> str:
@@ -171,7 +203,34 @@ def check_indices(given: Any, n: int, what: str) -> np.ndarray:
         raise PipelineError(
             f"{what} has the index {wrong}, outside the data's range 0 to {n - 1}; drop it."
         )
-    return indices.astype(np.int32 if n < 2**31 else np.int64)
+    return indices.astype(np.int32 if indices.max() <= MAX_TRACED else np.int64)
+
+
+def is_once(indices: np.ndarray) -> bool:
+    """Whether no index is listed twice."""
+    most = int(indices.max()) + 1
+    if most > 64 * indices.size + 4096:
+        return len(np.unique(indices)) == indices.size
+    seen = np.zeros(most, np.bool_)  # several times quicker than sorting
+    seen[indices] = True
+    return int(np.count_nonzero(seen)) == indices.size
+
+
+def times_before(indices: Any) -> Any:
+    """For each of some indices, how often the same one is listed before it; of NumPy or JAX."""
+    xp = np if isinstance(indices, np.ndarray) else jnp
+    place = xp.arange(indices.shape[0], dtype=np.int32)
+    order = xp.argsort(indices, stable=True)
+    listed = indices[order]
+    new = xp.concatenate([xp.ones(1, np.bool_), listed[1:] != listed[:-1]])
+    begins: Any = xp.where(new, place, 0)
+    begins = np.maximum.accumulate(begins) if xp is np else jax.lax.cummax(begins)
+    found = (place - begins).astype(np.uint32)
+    if xp is jnp:
+        return jnp.zeros(indices.shape, np.uint32).at[order].set(found)
+    before = np.empty(indices.shape, np.uint32)
+    before[order] = found
+    return before
 
 
 def digest_of(*arrays: np.ndarray) -> str:

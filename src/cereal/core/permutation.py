@@ -33,6 +33,7 @@ from .wide import high_word
 ROUNDS = 40
 ROUNDS_64 = 80
 MAX_TRACED = 2**31 - 1
+MAX_HOST = 2**62  # so that sums of positions, too, fit what NumPy has
 _GROUP = 10
 
 _C1, _C2 = 0x7FEB352D, 0x846CA68B

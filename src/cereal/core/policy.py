@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import StateError, UsageError
+from .fitting import check_fits
 from .pytree import pytree_dataclass, static_field
 from .spec import Spec, format_spec, is_array_like, strong
 
@@ -117,6 +118,8 @@ def _as_leaf(leaf: Any, wanted: Any, path: Any) -> Any:
             f"`policy_state{jax.tree_util.keystr(path)}` must be an array, got "
             f"{type(leaf).__name__} ({leaf!r:.60})."
         )
+    if isinstance(leaf, np.ndarray | np.generic):
+        check_fits(leaf, f"`policy_state{jax.tree_util.keystr(path)}`")
     array = jnp.array(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
     if array.shape != wanted.shape or array.dtype != wanted.dtype:
         name = "policy_state" + jax.tree_util.keystr(path)

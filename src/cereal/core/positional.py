@@ -17,9 +17,9 @@ from .errors import PipelineError
 from .execute import many_steps, routed_rows, run_many, run_next
 from .host_program import fetched_in_program
 from .ordering import Order, as_order
-from .permutation import MAX_TRACED
+from .permutation import MAX_HOST, MAX_TRACED
 from .position import Remainder
-from .rows import Plan, Rows
+from .rows import Plan, Rows, narrow
 from .source import Mask, Source
 from .state import Fingerprint, PipelineState, check_state, start_state
 
@@ -55,9 +55,14 @@ class Positional(Source[T_co]):
         return False
 
     @property
+    def varies(self) -> bool:
+        """Whether the data itself gives other elements in another epoch, whatever the order."""
+        return False
+
+    @property
     def random(self) -> bool:
-        """Whether what a step gives depends on the key."""
-        return self.order.random or self.random_stages > 0
+        """Whether what a step gives depends on the key, or epochs differ."""
+        return self.order.random or self.random_stages > 0 or self.varies
 
     def route(self, rows: Rows) -> Rows:
         """The rows with what is below them, found by arithmetic ahead of reading.
@@ -250,22 +255,26 @@ class IndexedSource(Positional[T_co]):
         n = len(self)
         if n < 1:
             raise PipelineError(f"{type(self).__name__}: it is empty, its `len` is {n}.")
-        if n > MAX_TRACED:
-            raise PipelineError(
-                f"{type(self).__name__}: {n} elements are more than compiled code can count "
-                f"({MAX_TRACED})."
-            )
-        length = self.order.length(n)
-        if length > MAX_TRACED:
+        order = self.order
+        most = MAX_HOST if self.wide and order.wide else MAX_TRACED
+        if n > most:
+            raise PipelineError(f"{type(self).__name__}: {_too_many(n, self.wide, order)}")
+        length = order.length(n)
+        if length > most:
             raise PipelineError(
                 f"{type(self).__name__}: an epoch of {length} elements, as its order "
-                f"{self.order.name} has it, is more than compiled code can count ({MAX_TRACED})."
+                f"{order.name} has it, is more than compiled code can count ({MAX_TRACED})."
             )
         return length
 
     @property
     def remainder(self) -> Remainder:
         return "wrap"
+
+    @property
+    def wide(self) -> bool:
+        """Whether it reads positions of more than 31 bits: what NumPy computes them for."""
+        return False
 
     @property
     def keyed(self) -> bool:
@@ -303,11 +312,22 @@ class IndexedSource(Positional[T_co]):
 
     @property
     def random(self) -> bool:
-        return self.order.random or self.keyed
+        return self.order.random or self.keyed or self.varies
 
     def read(self, rows: Rows) -> tuple[T_co, Any]:
         """Reads rows of one axis, or a single row."""
         if rows.index.ndim == 1:
-            return self.take(rows.index), rows.valid
+            return self.take(narrow(rows.index)), rows.valid
         values, mask = self.read(rows.reshape(1))
         return jax.tree.map(lambda x: x[0], values), None if mask is None else mask[0]
+
+
+def _too_many(n: int, wide: bool, order: Order) -> str:
+    if wide and order.wide:
+        return f"{n} elements are more than can be counted ({MAX_HOST})."
+    if wide:
+        return (
+            f"{n} elements are more than the order {order.name} can count ({MAX_TRACED}); pass "
+            f'`ordering="shuffle"` or `ordering="sequential"`.'
+        )
+    return f"{n} elements are more than compiled code can count ({MAX_TRACED})."

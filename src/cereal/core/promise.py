@@ -8,16 +8,20 @@ import jax
 import jax.numpy as jnp
 
 from .errors import CerealError, PipelineError
+from .rows import KEY_TYPE
 from .source import Source
-from .spec import Spec, format_spec, is_array_like
+from .spec import Spec, format_spec
 from .taken import check_arrays
+from .traced_stage import checked, spec_of_result, traced_stage
 
 if TYPE_CHECKING:
     from .stage import Stage
 
 
-def infer_spec(stage: Stage[Any, Any], source: Source[Any], lanes: tuple[int, ...]) -> Spec:
-    """What the stage makes of the source's elements, without running it."""
+def infer_spec(
+    stage: Stage[Any, Any], source: Source[Any], lanes: tuple[int, ...]
+) -> tuple[Stage[Any, Any], Spec]:
+    """The stage as it is traced, and what it makes of the source's elements."""
     check_arrays(
         source.element_spec(),
         f"{stage.label} is compiled",
@@ -25,17 +29,15 @@ def infer_spec(stage: Stage[Any, Any], source: Source[Any], lanes: tuple[int, ..
     )
     keys = None
     if stage.random:
-        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), lanes or (1,)))
+        keys = jax.eval_shape(
+            lambda: jax.random.split(jax.random.key(0, impl=KEY_TYPE), lanes or (1,))
+        )
         keys = keys if lanes else jax.eval_shape(lambda k: k[0], keys)
-    mask = jax.ShapeDtypeStruct(lanes, jnp.bool_)
+    mask = jax.ShapeDtypeStruct(source.mask_shape, jnp.bool_)
     spec = source.element_spec()
     try:
-        out = jax.eval_shape(
-            lambda values, mask, keys: _checked(stage, stage.apply(values, mask, keys, lanes)[0]),
-            spec,
-            mask,
-            keys,
-        )
+        stage = traced_stage(stage, (spec, mask, keys), lanes)
+        out = spec_of_result(stage, (spec, mask, keys), lanes)
     except CerealError:
         raise
     except Exception as error:
@@ -43,30 +45,12 @@ def infer_spec(stage: Stage[Any, Any], source: Source[Any], lanes: tuple[int, ..
         raise PipelineError(
             f"{stage.label} failed on {format_spec(spec)}: {type(error).__name__}: {first}"
         ) from error
-    return Spec(out)
-
-
-def _checked(stage: Stage[Any, Any], values: Any) -> Any:
-    """The values, if they are a tree of arrays."""
-    leaves = jax.tree_util.tree_flatten_with_path(values)[0]
-    for path, leaf in leaves:
-        if not is_array_like(leaf):
-            place = jax.tree_util.keystr(path) or "its result"
-            raise PipelineError(
-                f"{stage.label} must return a tree of arrays, but {place} is "
-                f"{type(leaf).__name__} ({leaf!r:.60}); return arrays of fixed shape and dtype."
-            )
-    if not leaves:
-        raise PipelineError(
-            f"{stage.label} returned {values!r}, which holds no array; did `fn` forget to "
-            f"`return` the batch?"
-        )
-    return values
+    return stage, Spec(out)
 
 
 def as_built(stage: Stage[Any, Any], values: Any, spec: Spec, drop: int) -> Any:
     """The values as arrays, after checking that they are what the built pipeline promised."""
-    values = jax.tree.map(jnp.asarray, _checked(stage, values))
+    values = jax.tree.map(jnp.asarray, checked(stage, values))
     now = Spec(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[drop:], x.dtype), values))
     if now != spec:
         raise PipelineError(

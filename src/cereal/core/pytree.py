@@ -19,6 +19,8 @@ from typing import Any, TypeVar, dataclass_transform
 
 import jax
 
+from .unseen import raise_unseen
+
 C = TypeVar("C")
 made_classes: list[type] = []
 """All that `pytree_dataclass` made."""
@@ -113,13 +115,19 @@ def sealed_pytree_dataclass(cls: type[C]) -> type[C]:
 def _register(made: Any, flatten: Any, flatten_with_keys: Any, unflatten: Any) -> Any:
     """Registers with a flattening that is kept, since JAX asks for it at every dispatch.
 
-    The kept pair is read by `attrgetter`, which is C code and calls no Python.
+    The kept pair is read by `attrgetter`, which is C code and calls no Python. Loaders and states
+    are what a compiled loop is called with: they raise what the last call could not.
     """
     made._flat = functools.cached_property(flatten)
     made._flat.__set_name__(made, "_flat")
-    get = attrgetter("_flat")
+    get = _get_or_raise if getattr(made, "raises_unseen", False) else attrgetter("_flat")
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, get)
     return made
+
+
+def _get_or_raise(node: Any) -> tuple[Any, Any]:
+    raise_unseen()
+    return node._flat
 
 
 def _fields(made: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

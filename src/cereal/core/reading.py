@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from .buffers import NO_BUFFERS, Buffers
+from .errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +127,12 @@ class Reading:
         except (IndexError, TypeError, AttributeError):
             return None
 
+    def is_padding(self) -> bool:
+        """Whether the element fills up the last batch of an epoch, which has it already."""
+        rows, lane = (self.rows, self.lane) if self.top is None else (self.top, self.top_lane)
+        valid = None if rows is None else rows.valid
+        return valid is not None and not valid.reshape(-1)[lane]
+
     def failed(self, error: Exception) -> Any:
         """What stands in for an element whose function raised: a value, SKIPPED, or the error."""
         if isinstance(error, StopIteration):  # it would end the user's loop, without a word
@@ -133,6 +140,10 @@ class Reading:
             stopped.__cause__ = error
             error = stopped
         place = self.place()
+        if _ran_jax(error):  # no fault of the element's, so `on_error` is not asked
+            error = UsageError(f"{self.stage} {_RAN_JAX}")
+            annotate(error, place)
+            raise error from None
         known = place and (place.stage, place.index, place.epoch)
         if self.decided is not None and known in self.decided:
             return self.decided[known]
@@ -185,6 +196,19 @@ READ_ONLY = (
 def is_read_only(error: BaseException) -> bool:
     """Whether this comes of writing into an element."""
     return isinstance(error, ValueError) and "read-only" in str(error)
+
+
+_RAN_JAX = (
+    "runs JAX inside of a compiled program, which waits for the batch: what it runs would wait for "
+    "the program in turn, for ever. In this function use NumPy (`np.` in place of `jnp.`, "
+    "HostRandomMapTransform in place of `jax.random`); or read the batches outside of your own "
+    "`jit`, by `loader.iterate(state)` or `loader.scan_epoch(...)`, where it may run JAX."
+)
+
+
+def _ran_jax(error: BaseException) -> bool:
+    """Whether JAX refused to run something, since a program waits (`jax.no_execution`)."""
+    return isinstance(error, RuntimeError) and "no_execution" in str(error)
 
 
 class _Current(threading.local):

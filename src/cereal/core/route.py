@@ -107,6 +107,11 @@ class Route(ABC):
     def spans(self) -> Spans:
         """What of the store it has; None if an element may come up several times in it."""
 
+    @property
+    @abstractmethod
+    def reach(self) -> tuple[Span, ...]:
+        """Where in the store all that it has lies, however often it has it."""
+
 
 @pytree_dataclass
 class Run(Route):
@@ -141,6 +146,10 @@ class Run(Route):
         return (Span(low, high, "", low, high, abs(self.step)),)
 
     @property
+    def reach(self) -> tuple[Span, ...]:
+        return self.spans or ()
+
+    @property
     def described(self) -> str:
         return f"run({self.start}, {self.n}, {self.step})"
 
@@ -160,6 +169,18 @@ def disjoint(spans: Sequence[Spans]) -> Spans:
             return None
         reach.append(span)
     return tuple(together)
+
+
+def apart(reaches: Sequence[tuple[Span, ...]]) -> bool:
+    """Whether no span of one of these meets a span of another."""
+    together = sorted((span, owner) for owner, each in enumerate(reaches) for span in each)
+    before: list[tuple[Span, int]] = []
+    for span, owner in together:
+        before = [(earlier, whose) for earlier, whose in before if earlier.high > span.low]
+        if any(whose != owner and span.meets(earlier) for earlier, whose in before):
+            return False
+        before.append((span, owner))
+    return True
 
 
 def word(index: Any, value: int) -> Any:

@@ -18,10 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .ordering import Order
+from .errors import PipelineError
+from .ordering import Order, Sequential
+from .permutation import MAX_HOST, MAX_TRACED
 from .position import Remainder, epochs_touched, starts, steps_in
 from .pytree import pytree_dataclass
-from .threefry import STAGE, key_for, threefry
+from .threefry import AGAIN, STAGE, key_for, threefry
+
+KEY_TYPE = "threefry2x32"  # of the keys that random stages get, whatever the user's own are
 
 
 @pytree_dataclass
@@ -34,6 +38,7 @@ class Rows:
     valid: Any  # None: all of them
     draw: Any = None  # tells two visits to an element in one epoch apart; None: its index does
     below: Any = None  # what the sources below were found to need, ahead of reading
+    high: Any = None  # a word above the index: of 64 bits, or how often it came before; None: 0
 
     @property
     def lanes(self) -> Rows:
@@ -49,6 +54,7 @@ class Rows:
             get("valid", self.valid),
             get("draw", self.draw),
             get("below", self.below),
+            get("high", self.high),
         )
 
     def map(self, fn: Callable[[Any], Any]) -> Rows:
@@ -60,6 +66,7 @@ class Rows:
             None if self.valid is None else fn(self.valid),
             None if self.draw is None else fn(self.draw),
             None if self.below is None else jax.tree.map(fn, self.below),
+            None if self.high is None else fn(self.high),
         )
 
     def __getitem__(self, at: Any) -> Rows:
@@ -71,14 +78,27 @@ class Rows:
 
     def element_words(self, stage: int) -> tuple[Any, Any]:
         """The two words of a random key per lane, for random stage number `stage`."""
-        high, low = key_for((self.key[0], self.key[1]), stage, STAGE)
+        key = key_for((self.key[0], self.key[1]), stage, STAGE)
         which = self.index if self.draw is None else self.draw
-        return threefry((high, low), (self.epoch, which.astype(np.uint32)))
+        words = threefry(key, (self.epoch, which.astype(np.uint32)))
+        if self.high is None:
+            return words
+        where = np.where if isinstance(self.high, np.ndarray) else jnp.where
+        again = threefry(key_for(key, 0, AGAIN), (words[0] + self.high, words[1]))
+        first, second = (where(self.high == 0, a, b) for a, b in zip(words, again, strict=True))
+        return first, second
+
+    def again(self, number: Any, count: int) -> Rows:
+        """The rows, where those of another `number` (of so many) may be the same elements."""
+        number = number.astype(np.uint32)
+        return self.replaced(
+            high=number if self.high is None else self.high * np.uint32(count) + number
+        )
 
     def element_keys(self, stage: int) -> jax.Array:
         """One JAX random key per lane, for random stage number `stage`."""
         words = self.element_words(stage)
-        return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl="threefry2x32")
+        return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl=KEY_TYPE)
 
 
 def rows_at(indices: Any) -> Rows:
@@ -90,8 +110,35 @@ def rows_at(indices: Any) -> Rows:
 
 def host_rows_at(indices: np.ndarray, key: Any = None, epoch: int = 0) -> Rows:
     """The same in NumPy."""
-    key = np.zeros(2, np.uint32) if key is None else key
-    return Rows(key, np.full(indices.shape, epoch, np.uint32), indices.astype(np.int64), None)
+    key, indices = np.zeros(2, np.uint32) if key is None else key, indices.astype(np.int64)
+    rows = Rows(key, np.full(indices.shape, epoch, np.uint32), indices, None)
+    return with_high(rows) if indices.size and indices.max() > MAX_TRACED else rows
+
+
+def with_high(rows: Rows) -> Rows:
+    """Rows whose indices have 64 bits, for programs, which see 32 of them."""
+    return rows.replaced(high=(rows.index >> 32).astype(np.uint32))
+
+
+def whole_index(rows: Rows) -> Rows:
+    """Rows that came from a program, with indices of 64 bits put together again."""
+    low, high = rows.index.astype(np.uint32).astype(np.int64), rows.high.astype(np.int64)
+    return rows.replaced(index=(high << 32) | low)
+
+
+def routed_at(source: Any, indices: np.ndarray, key: Any = None, epoch: int = 0) -> Rows:
+    """Rows of these indices of a source in NumPy, routed, with the types that programs give them.
+
+    Arithmetic on the host has 64 bits, and with 64-bit types on a stage would see them.
+    """
+    rows = host_rows_at(indices, key, epoch)
+    routed = source.route(rows).replaced(key=rows.key)
+    return routed if source.length > MAX_TRACED else routed.map(narrow)
+
+
+def narrow(x: Any) -> Any:
+    """An index as compiled code counts; in NumPy, and under 64-bit types, it may be wider."""
+    return x.astype(np.int32) if x.dtype == np.int64 else x
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +160,11 @@ class Plan:
         return self if remainder is None else dataclasses.replace(self, remainder=remainder)
 
     @property
+    def wide(self) -> bool:
+        """Whether positions have more than 31 bits: NumPy computes them, and not a program."""
+        return self.length > MAX_TRACED
+
+    @property
     def steps(self) -> int:
         """Steps in an epoch that starts at its beginning."""
         return steps_in(self.length, self.batch, self.remainder)
@@ -127,6 +179,8 @@ class Plan:
         With NumPy words the answer is NumPy, and the same.
         """
         xp = np if isinstance(words, np.ndarray) else jnp
+        if self.wide and xp is jnp:
+            return self._rows_without_end(words, steps)
         epoch, offset, wide = _read_words(xp, words)
         step = xp.arange(steps + 1, dtype=wide)
         epochs, offsets = starts(xp, epoch, offset, step, **self.arithmetic)
@@ -147,8 +201,27 @@ class Plan:
         )
         epoch = lane_epoch if visit.epoch is None else visit.epoch
         index = _as_index(xp, visit.index)
-        rows = Rows(words[:2], epoch.astype(xp.uint32), index, valid, visit.draw)
+        rows = Rows(words[:2], epoch.astype(xp.uint32), index, valid, visit.draw, high=visit.again)
+        rows = with_high(rows) if self.wide else rows
         return rows.reshape(steps, *self.lanes), _write_words(xp, words, epochs[-1], offsets[-1])
+
+    def _rows_without_end(self, words: Any, steps: int) -> tuple[Rows, Any]:
+        """The same in a program, for data in its own order whose end nobody reaches: two words."""
+        if self.length < MAX_HOST or not isinstance(self.order, Sequential):
+            raise PipelineError(
+                f"a pipeline over {self.length} elements cannot be part of a compiled program, "
+                f"which counts to {MAX_TRACED}; outside of `jit`, write `for batch, mask in "
+                f"loader.iterate(state):`, `loader.next_batch(state)` or `loader.scan_epoch(...)` "
+                f"(without `feedback`)."
+            )
+        low = words[4] + jnp.arange(steps * self.batch + 1, dtype=jnp.uint32)
+        high = words[3] + (low < words[4]).astype(jnp.uint32)
+        index, lanes = low[:-1].astype(jnp.int32), low.shape[0] - 1
+        epoch = jnp.broadcast_to(words[2], (lanes,))
+        valid = jnp.ones(lanes, jnp.bool_) if self.remainder == "pad" else None
+        rows = Rows(words[:2], epoch, index, valid, high=high[:-1])
+        after = jnp.stack([words[0], words[1], words[2], high[-1], low[-1]])
+        return rows.reshape(steps, *self.lanes), after
 
 
 def _read_words(xp: Any, words: Any) -> tuple[Any, Any, Any]:

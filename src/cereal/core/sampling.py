@@ -248,9 +248,20 @@ def _labels(labels: Any, owner: str) -> np.ndarray:
     if values.ndim != 1 or not len(values) or not np.issubdtype(values.dtype, np.integer):
         raise PipelineError(
             f"{owner}: `labels` must be one axis of integers, one per element, got "
-            f"{values.dtype}{list(values.shape)}."
+            f"{values.dtype}{list(values.shape)}{_how_to_integers(values)}."
         )
     return values
+
+
+def _how_to_integers(values: np.ndarray) -> str:
+    if values.dtype.kind in "UST":
+        return "; write `np.unique(labels, return_inverse=True)[1]`"
+    if values.dtype.kind != "f" or values.ndim != 1 or not len(values):
+        return ""
+    missing = np.flatnonzero(np.isnan(values))
+    if len(missing):
+        return f", and label {missing[0]} is NaN, no class; leave such elements out"
+    return "; write `labels.astype(np.int32)`"
 
 
 def _draw_count(length: Any, most: int | None, owner: str) -> int:

@@ -1,52 +1,151 @@
-"""JAX's settings belong to a thread; a worker takes over those of who asked for its work."""
+"""JAX's settings belong to a thread, and Python's context variables too; a worker takes over those
+of who asked for its work.
+
+All settings of JAX that a `with` can change, those of meshes (`jax.set_mesh`) among them; and all
+context variables, such as NumPy's `errstate`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, NamedTuple
+import contextvars
+import functools
+import sys
+import threading
+from contextvars import Context
+from typing import Any
 
 import jax
 
+from .fresh_thread import in_fresh_thread
+
 _NOTHING = contextlib.nullcontext()
+_MISSING = object()
+# It says which thread may run JAX, and is not for others.
+_NOT_COPIED = ("jax_thread_guard",)
 
 
-class Settings(NamedTuple):
+class Settings:
     """What a thread must have for a pipeline to mean the same."""
 
-    wide: bool
-    device: Any
-    precision: Any
-    keys: Any
-    promotion: Any
+    __slots__ = ("_glance", "_thread", "_variables", "values")
+
+    def __init__(self, values: tuple[Any, ...], variables: Context | None) -> None:
+        self.values = values  # (holder, value) of what is set for the thread
+        self._variables = variables
+        self._thread, self._glance = threading.get_ident(), _glance()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Settings):
+            return NotImplemented
+        return self.values == other.values and self._variables == other._variables
+
+    def __hash__(self) -> int:
+        return hash(self.values)
+
+    def are_here(self) -> bool:
+        """Whether this thread has them. On the thread that they are from, half a microsecond."""
+        if self._thread == threading.get_ident() and self._glance == _glance():
+            return self._variables is None or self._variables == contextvars.copy_context()
+        return self == current_settings()
 
     def __call__(self, *, executes: bool = True) -> contextlib.AbstractContextManager[Any]:
         """Within it, this thread has them; `executes=False`: JAX refuses to run anything."""
-        here = current_settings()
-        if here == self and executes:
+        if executes and not self.values and threading.get_ident() != self._thread:
+            variables = self._variables  # the most common: a worker, and nothing is set
+            if variables is None or variables == contextvars.copy_context():
+                return _NOTHING
+        elif executes and self.are_here():
             return _NOTHING
-        stack = contextlib.ExitStack()
-        if here.wide != self.wide:
-            stack.enter_context(jax.enable_x64(self.wide))
-        if here.device != self.device:
-            stack.enter_context(jax.default_device(self.device))
-        if here.precision != self.precision:
-            stack.enter_context(jax.default_matmul_precision(self.precision))
-        if here.keys != self.keys:
-            stack.enter_context(jax.default_prng_impl(self.keys))
-        if here.promotion != self.promotion:
-            stack.enter_context(jax.numpy_dtype_promotion(self.promotion))
+        within = contextlib.ExitStack()
+        self._enter_values(within)
+        self._enter_variables(within)
         if not executes:
-            stack.enter_context(jax.no_execution())
-        return stack
+            within.enter_context(jax.no_execution())
+        return within
+
+    def _enter_values(self, within: contextlib.ExitStack) -> None:
+        wanted = dict(self.values)
+        if threading.get_ident() == self._thread:  # it may have set others since
+            wanted = {**dict.fromkeys(dict(_local_values()), _unset()), **wanted}
+        for holder, value in wanted.items():
+            before = holder.get_local()
+            if before is not value:
+                within.callback(_set, holder, before)
+                _set(holder, value)
+
+    def _enter_variables(self, within: contextlib.ExitStack) -> None:
+        for variable, value in () if self._variables is None else self._variables.items():
+            if variable.get(_MISSING) is not value:
+                within.callback(variable.reset, variable.set(value))
 
 
 def current_settings() -> Settings:
     """The settings of this thread."""
+    return Settings(_local_values(), contextvars.copy_context())
+
+
+def settings_of_program() -> Settings:
+    """Those of a function that is being traced, for its callbacks: JAX's, without variables (a
+    program is kept for long, and would keep what these hold) and meshes (which are in flux)."""
+    options = set(map(id, _options()))
+    return Settings(tuple(each for each in _local_values() if id(each[0]) in options), None)
+
+
+# The bet: JAX keeps what is local to a thread in objects with `get_local` and `set_local`, those of
+# its options in `jax.config`, those of meshes beside them, in the module of their class; and tells
+# in `trace_context` there about those that change what is traced.
+
+
+@functools.cache
+def _options() -> tuple[Any, ...]:
+    options = getattr(jax.config, "_value_holders", {}).values()
+    states = [each for each in options if hasattr(each, "get_local")]
+    return tuple(each for each in states if each.name not in _NOT_COPIED)
+
+
+@functools.cache
+def _holders() -> tuple[Any, ...]:
+    options = _options()
+    if not options:
+        return ()
+    kind = next(base for base in type(options[0]).__mro__[1:] if hasattr(base, "get_local"))
+    beside = vars(sys.modules[type(options[0]).__module__]).values()
+    return (*options, *(each for each in beside if type(each) is kind))
+
+
+@functools.cache
+def _getters() -> tuple[Any, ...]:
+    return tuple((holder, holder.get_local) for holder in _holders())
+
+
+@functools.cache
+def _unset() -> Any:
+    """What a holder says that has no value of this thread."""
+    return in_fresh_thread(lambda: _holders()[0].get_local()) if _holders() else None
+
+
+def _local_values() -> tuple[Any, ...]:
+    """What is set for this thread: (holder, value). A few microseconds."""
+    unset = _unset()
+    return tuple([(h, value) for h, get in _getters() if (value := get()) is not unset])
+
+
+@functools.cache
+def _trace_context() -> Any:
+    options = _options()
+    module = sys.modules[type(options[0]).__module__] if options else None
+    return getattr(module, "trace_context", _local_values)
+
+
+def _glance() -> Any:
+    """Most of what is set, quickly."""
     config: Any = jax.config
-    return Settings(
-        config.jax_enable_x64,
-        config.jax_default_device,
-        config.jax_default_matmul_precision,
-        config.jax_default_prng_impl,
-        config.jax_numpy_dtype_promotion,
-    )
+    return _trace_context()(), config.jax_default_prng_impl
+
+
+def _set(holder: Any, value: Any) -> None:
+    holder.set_local(value)
+    tell = getattr(holder, "_update_thread_local_hook", None)  # some are kept in C++ too
+    if tell is not None:
+        tell(None if value is _unset() else value)

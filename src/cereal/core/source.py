@@ -10,10 +10,11 @@ The other two are in `positional`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import jax
 
+from .elsewhere import refuse_elsewhere
 from .execute import many_steps
 from .pytree import said
 
@@ -45,6 +46,12 @@ class Source(ABC, Generic[T_co]):
     >>> batch.shape
     (4,)
     """
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Says where options of other libraries went, which `__init__` would only not know."""
+        if options:
+            refuse_elsewhere(cls, options)
+        return super().__new__(cls)
 
     steps_per_epoch: int
     """How many times `next` is called in an epoch."""
@@ -88,6 +95,11 @@ class Source(ABC, Generic[T_co]):
     def lanes(self) -> tuple[int, ...]:
         """The leading axes of what a step gives: () for one element, (128,) for a batch."""
         return ()
+
+    @property
+    def mask_shape(self) -> tuple[int, ...]:
+        """The shape of a step's mask: `lanes`, unless a stage masks something finer."""
+        return self.lanes
 
     @property
     def callbacks(self) -> tuple[Any, ...]:

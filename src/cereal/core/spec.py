@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -107,12 +108,18 @@ def format_spec(tree: Any) -> str:
     return f"{type(tree).__name__}({inside})"
 
 
+@functools.lru_cache(maxsize=256)
+def is_numeric(dtype: np.dtype[Any]) -> bool:
+    """Whether JAX has such numbers; spans of time, which NumPy counts as integers, it has not."""
+    return dtype == np.bool_ or (jnp.issubdtype(dtype, jnp.number) and dtype.kind != "m")
+
+
 def is_array_like(leaf: Any) -> bool:
     """Arrays and the numbers that JAX takes for arrays; not strings, lists or objects."""
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return True
     if isinstance(leaf, np.ndarray | np.generic):
-        return leaf.dtype == np.bool_ or jnp.issubdtype(leaf.dtype, jnp.number)
+        return is_numeric(leaf.dtype)
     return isinstance(leaf, bool | int | float | complex)
 
 

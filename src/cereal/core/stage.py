@@ -6,8 +6,9 @@ A stage says what it does to one step's values; where it stands decides what a s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from .elsewhere import refuse_elsewhere
 from .errors import PipelineError
 from .positional import IndexedSource, Positional
 from .promise import infer_spec
@@ -32,6 +33,12 @@ class Transform(ABC, Generic[A, B]):
     >>> [int(x) for x, mask in loader]
     [0, 2, 4]
     """
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Says where options of other libraries went, which `__init__` would only not know."""
+        if options:
+            refuse_elsewhere(cls, options)
+        return super().__new__(cls)
 
     @abstractmethod
     def __call__(self, source: Source[A]) -> Source[B]:
@@ -62,6 +69,10 @@ class Stage(Transform[A, B]):
         `keys` has one key per lane for a random stage and is None for others.
         """
 
+    def mask_shape(self, source: Source[Any]) -> tuple[int, ...]:
+        """The shape of the masks that it makes of those of a source."""
+        return source.mask_shape
+
     @property
     def callbacks(self) -> tuple[Any, ...]:
         """The Python functions that this stage runs once per batch."""
@@ -79,8 +90,8 @@ class Stage(Transform[A, B]):
                 f"write `{type(self).__name__}(...)(source)`."
             )
         if not isinstance(source, Positional):
-            return StreamStage(source, self, infer_spec(self, source, source.lanes))
+            return StreamStage(source, *infer_spec(self, source, source.lanes))
         if source.lanes:
-            return BatchStage(source, self, infer_spec(self, source, source.lanes))
+            return BatchStage(source, *infer_spec(self, source, source.lanes))
         assert isinstance(source, IndexedSource)
-        return ElementStage(source, self, infer_spec(self, source, ()))
+        return ElementStage(source, *infer_spec(self, source, ()))

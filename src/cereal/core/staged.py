@@ -40,6 +40,10 @@ class _Staged(Wrapper[T_co]):
         return self.stage.label
 
     @property
+    def mask_shape(self) -> tuple[int, ...]:
+        return self.stage.mask_shape(self.source)
+
+    @property
     def callbacks(self) -> tuple[Any, ...]:
         return self.source.callbacks + self.stage.callbacks
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
 import jax.core
@@ -13,6 +13,7 @@ import numpy as np
 from .errors import StateError
 from .pytree import pytree_dataclass, said, static_field
 from .threefry import threefry
+from .transfer import to_device, to_host
 
 
 class Fingerprint(NamedTuple):
@@ -40,6 +41,8 @@ class PipelineState:
     >>> cereal.DataLoader(cereal.RangeSource(10)).init_state(7)
     PipelineState(key=(0, 7), epoch=0, offset=0)
     """
+
+    raises_unseen: ClassVar[bool] = True
 
     words: jax.Array
     fingerprint: Fingerprint = static_field()
@@ -76,7 +79,7 @@ def _in_words(state: PipelineState) -> str:
 
 def host_words(state: PipelineState) -> tuple[int, int, int, int]:
     """(key 0, key 1, epoch, offset) as Python integers."""
-    key0, key1, epoch, high, low = (int(word) for word in np.asarray(state.words))
+    key0, key1, epoch, high, low = to_host(state.words).tolist()
     return key0, key1, epoch, (high << 32) | low
 
 
@@ -86,6 +89,8 @@ def make_words(key: tuple[int, int], epoch: int, offset: int) -> np.ndarray:
     return np.array(words, np.uint32)
 
 
+_SHAPE, _DTYPE = (5,), np.dtype(np.uint32)
+_NO_STATE = "`state` must be what `init_state(key)` or the last step returned"
 _VALUES = re.compile(r"\b(traced|[0-9a-f]{8})\b")
 _WRITE = "pass `jax.random.key(0)`, `jax.random.PRNGKey(0)` or an integer"
 
@@ -113,7 +118,7 @@ def key_words(key: Any) -> Any:
             f"key write `jax.vmap(loader.init_state)(keys)`."
         )
     if not isinstance(words, jax.core.Tracer):
-        words = np.asarray(words)
+        words = to_host(words)
     if words.shape[-1] == 4:  # rbg keys: fold the halves
         folded = threefry((words[2], words[3]), (words[0], words[1]))
         words = (np if isinstance(words, np.ndarray) else jnp).stack(folded)
@@ -125,19 +130,32 @@ def start_state(key: Any, fingerprint: Fingerprint, bookmark: Any = None) -> Pip
     words = key_words(key)
     if isinstance(words, np.ndarray):
         words = make_words((int(words[0]), int(words[1])), 0, 0)
-        words = jnp.asarray(words)
+        words = to_device(words)
     else:
         words = jnp.concatenate([words, jnp.zeros(3, jnp.uint32)])
-    return PipelineState(words, fingerprint, None if bookmark is None else jnp.asarray(bookmark))
+    return PipelineState(words, fingerprint, None if bookmark is None else to_device(bookmark))
+
+
+def refuse_key(state: Any) -> None:
+    """Who passes a key, or a seed, where a state belongs wants the state at its beginning."""
+    typed = isinstance(state, jax.Array) and jnp.issubdtype(state.dtype, jax.dtypes.prng_key)
+    key = typed or (getattr(state, "shape", None) == (2,) and state.dtype == _DTYPE)
+    if not key and not isinstance(state, int | np.integer):
+        return
+    got, write = ("a JAX random key", "key") if key else (f"the integer {state}", str(state))
+    raise StateError(f"{_NO_STATE}, got {got}; write `state = loader.init_state({write})`.")
 
 
 def check_state(state: Any, fingerprint: Fingerprint) -> None:
     """Refuses states of other pipelines, naming what differs."""
     if not isinstance(state, PipelineState):
+        refuse_key(state)
         raise StateError(
-            f"`state` must be what `init_state(key)` or the last step returned, got "
-            f"{type(state).__name__}; write `state = loader.init_state(key)`."
+            f"{_NO_STATE}, got {type(state).__name__}; write `state = loader.init_state(key)`."
         )
+    words = state.words
+    if words.shape != _SHAPE or words.dtype != _DTYPE:
+        _refuse_words(words)
     theirs = state.fingerprint
     if theirs is fingerprint or theirs == fingerprint:
         return
@@ -151,6 +169,24 @@ def check_state(state: Any, fingerprint: Fingerprint) -> None:
         f"position would mean other elements; make a state with this loader's `init_state(key)`. "
         f"(Only the batch size may change under a state.)"
     )
+
+
+def _refuse_words(words: Any) -> NoReturn:
+    found = f"{words.dtype}{list(words.shape)}"
+    hint = "save and restore all five words as they are"
+    if words.dtype == _DTYPE and words.shape[1:] == _SHAPE:
+        found += f", which is {words.shape[0]} states"
+        hint = "for many states at once write `jax.vmap(loader.next_batch)(states)`"
+    raise StateError(f"a state has the words uint32[5], and this one has {found}; {hint}.")
+
+
+def check_within(offset: int, length: int) -> None:
+    """Refuses positions behind the end of an epoch, at which no step ends."""
+    if offset >= length:
+        raise StateError(
+            f"the state is at element {offset} of an epoch that has {length}: no step ends there. "
+            f"Go on from a state as it was saved, or begin with `loader.init_state(key)`."
+        )
 
 
 def _cannot_tell(a: str, b: str) -> bool:

@@ -31,6 +31,10 @@ class Around(Route):
     def fixed(self) -> bool:
         return self.inner.fixed
 
+    @property
+    def reach(self) -> tuple[Span, ...]:
+        return self.spans or self.inner.reach
+
     def _spans(self, space: str, *places: tuple[int, int]) -> Spans:
         """These places of the list of elements that `space` names."""
         inside = self.inner.spans
@@ -54,12 +58,17 @@ class Table(Around):
     n: int = static_field()
     digest: str = static_field()
     once: bool = static_field()  # none is listed twice
+    again: Any = None  # else: how often each was listed before
 
     def locate(self, rows: Rows) -> Rows:
-        return self.inner.locate(rows.replaced(index=look_up(self.indices, rows.index)))
+        index = look_up(self.indices, rows.index)
+        if self.again is not None and rows.draw is None:
+            rows = rows.again(look_up(self.again, rows.index), self.n)
+        return self.inner.locate(rows.replaced(index=index))
 
     def moved(self, move: Move, salt: int) -> Route:
-        return Table(self.inner.moved(move, salt), self.indices, self.n, self.digest, self.once)
+        inner = self.inner.moved(move, salt)
+        return Table(inner, self.indices, self.n, self.digest, self.once, self.again)
 
     @property
     def name(self) -> str:

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
+from .fitting import canonical, check_fits, check_number, fitting, narrowed
 from .reading import SKIPPED, Reading, at_element, for_each, reading, reading_as
-from .spec import Spec, format_spec
+from .spec import Spec, format_spec, is_numeric
 
 OBJECT = np.dtype(object)
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _NUMBERS = (bool, int, float, complex)
+_LOOKED_AT = (int, float, np.integer, list)  # what `as_array` refuses if it does not fit
 
 
 class Taken:
@@ -155,15 +155,25 @@ def _writable(element: Any, spec: Spec) -> list[Any]:
                 continue  # the common case: no more questions
         elif type(leaf) is int and _holds(promised, leaf):
             continue
-        array = as_array(leaf)
+        try:
+            array = as_array(leaf)
+        except PipelineError as error:  # a number that does not fit
+            raise PipelineError(f"{_name(spec, place)}: {error}") from None
         if (
             array is None
             or array.shape != promised.shape
             or canonical(array.dtype) != promised.dtype
         ):
             raise _changed(element, spec)
+        if not isinstance(leaf, _LOOKED_AT):
+            array = narrowed(array, promised.dtype, lambda at=place: _name(spec, at))
         leaves[place] = array
     return leaves
+
+
+def _name(spec: Spec, place: int) -> str:
+    path, _ = jax.tree_util.tree_flatten_with_path(spec.tree)[0][place]
+    return f"`element{jax.tree_util.keystr(path)}`"
 
 
 def _holds(promised: Any, number: int) -> bool:
@@ -198,9 +208,9 @@ def _changed(element: Any, spec: Spec) -> PipelineError:
 def as_array(leaf: Any) -> np.ndarray | None:
     """Arrays, tensors, images, numbers and lists of numbers as NumPy has them; None: no array."""
     if type(leaf) is np.ndarray:
-        return leaf if _numeric(leaf.dtype) else None
+        return leaf if is_numeric(leaf.dtype) else None
     if isinstance(leaf, int | np.integer) and not isinstance(leaf, bool):
-        return np.asarray(leaf, _fitting(int(leaf), getattr(leaf, "dtype", None)))
+        return np.asarray(leaf, fitting(int(leaf), getattr(leaf, "dtype", None)))
     if (
         isinstance(leaf, _NUMBERS)
         or is_numbers(leaf)
@@ -211,45 +221,12 @@ def as_array(leaf: Any) -> np.ndarray | None:
             array = np.asarray(leaf)
         except (ValueError, TypeError, RuntimeError):  # ragged lists; bfloat16 tensors; gradients
             return None
-        if type(leaf) is list and array.dtype == np.int64 and array.size:
-            for extreme in (array.min(), array.max()):
-                _fitting(int(extreme), array.dtype)
-        return array if _numeric(array.dtype) else None
+        if isinstance(leaf, float):
+            check_number(leaf)
+        elif type(leaf) is list:
+            check_fits(array)
+        return array if is_numeric(array.dtype) else None
     return None
-
-
-@functools.lru_cache(maxsize=16)
-def _limits(dtype: np.dtype[Any]) -> Any:
-    return np.iinfo(dtype)
-
-
-def _fitting(value: int, dtype: Any) -> Any:
-    dtype = _INT64 if dtype is None else dtype
-    narrow = _limits(canonical(dtype))
-    if not narrow.min <= value <= narrow.max:
-        raise PipelineError(
-            f"the integer {value} does not fit {narrow.dtype}, which JAX has in its place; "
-            f"switch 64-bit types on (`jax.config.update('jax_enable_x64', True)`), or map it to "
-            f"smaller numbers."
-        )
-    return dtype
-
-
-@functools.lru_cache(maxsize=256)
-def _numeric(dtype: np.dtype[Any]) -> bool:
-    return dtype == np.bool_ or jnp.issubdtype(dtype, jnp.number)
-
-
-def canonical(dtype: Any) -> np.dtype[Any]:
-    """The dtype that JAX has for it: 32 bits unless wide types are on, in native byte order."""
-    config: Any = jax.config
-    return _canonical(np.dtype(dtype), config.jax_enable_x64)
-
-
-@functools.lru_cache(maxsize=256)
-def _canonical(dtype: np.dtype[Any], wide: bool) -> np.dtype[Any]:
-    del wide  # it decides, by way of the settings
-    return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
 
 
 def is_numbers(value: Any) -> bool:

@@ -10,6 +10,7 @@ the purpose in its top bits, which keeps the streams below apart:
     order of an epoch      counter (epoch, ORDER | round)
     key of a random stage  counter (stage, STAGE)
     key of an element      counter (epoch, index), under the key of its stage
+    ... with a high word   that block, the word added to it, under a key of AGAIN
     a key of four words    counter (word 0, word 1), under words 2 and 3
     key of a part          counter (number, PART): of a source that is joined with others
     key of a purpose       counter (salt, purpose): DRAW, MIX, BLOCK; then counters of its own
@@ -32,6 +33,7 @@ DRAW = np.uint32(0x4400_0000)
 MIX = np.uint32(0x4D00_0000)
 BLOCK = np.uint32(0x4200_0000)
 ROLLOUT = np.uint32(0x5200_0000)
+AGAIN = np.uint32(0x4100_0000)
 
 _PARITY = np.uint32(0x1BD1_1BDA)
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))

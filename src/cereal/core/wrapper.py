@@ -31,6 +31,10 @@ class Wrapper(Source[T_co]):
         return self.source.lanes
 
     @property
+    def mask_shape(self) -> tuple[int, ...]:
+        return self.source.mask_shape
+
+    @property
     def callbacks(self) -> tuple[Any, ...]:
         return self.source.callbacks
 
@@ -96,6 +100,10 @@ class PositionalWrapper(Wrapper[T_co], Positional[T_co]):
     @property
     def masks(self) -> bool:
         return self.source.masks
+
+    @property
+    def varies(self) -> bool:
+        return self.source.varies
 
     @property
     def random(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from ..core.array_trees import array_leaves, leaves_of_tree, refuse_no_data
 from ..core.errors import PipelineError
-from ..core.spec import is_array_like
+from ..core.fitting import check_fits
 from ..core.taken import is_leaf
 from .words import pack, worth_packing
 
@@ -82,14 +84,11 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
     """
     owner = "dataset_to_jax"
     device = as_device(storage_device, owner)
+    refuse_no_data(dataset, owner, "dataset")
     arrays = _arrays_of(dataset, owner)
-    for path, leaf in jax.tree_util.tree_flatten_with_path(arrays)[0]:
-        if not is_array_like(leaf):
-            raise PipelineError(
-                f"{owner}: `dataset{jax.tree_util.keystr(path)}` must be numbers, got "
-                f"{getattr(leaf, 'dtype', type(leaf).__name__)}; turn text and objects into "
-                f"numbers first."
-            )
+    for name, leaf in array_leaves(arrays, owner, "dataset"):
+        if isinstance(leaf, np.ndarray | np.generic):
+            check_fits(leaf, f"{owner}: {name}")
     return jax.tree.map(lambda x: jax.device_put(_own(x), device), arrays)
 
 
@@ -119,9 +118,11 @@ def _elements_of(dataset: Any) -> list[Any]:
 def _arrays_of(dataset: Any, owner: str) -> Any:
     if hasattr(dataset, "as_array_dict"):
         return dataset.as_array_dict()
-    leaves = jax.tree.leaves(dataset)
-    arrays = leaves and all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
-    if arrays and not isinstance(dataset, list):
+    if isinstance(dataset, Mapping):
+        return dataset
+    # A list is a list of elements, and may be long.
+    leaves = [] if isinstance(dataset, list) else leaves_of_tree(dataset, owner, "dataset")
+    if leaves and all(isinstance(leaf, jax.Array | np.ndarray) for _, leaf in leaves):
         return dataset
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise PipelineError(

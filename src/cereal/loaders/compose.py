@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from jax.sharding import Sharding
 
+from ..core.elsewhere import INIT_KEY
 from ..core.errors import PipelineError, UsageError
 from ..core.host_data import HostFunction
 from ..core.placement import check_fits, in_words
@@ -15,6 +16,7 @@ from ..core.positional import Positional
 from ..core.pytree import is_pytree
 from ..core.source import Source
 from ..core.stage import Transform
+from ..core.state import PipelineState
 from ..core.taken import check_arrays
 from ..sources.dataset import as_source, is_dataset
 from ..transforms.host_filter import HostFilterTransform
@@ -32,11 +34,12 @@ def compose(pipeline: Any) -> Source[Any]:
             f"the pipeline is the transform {pipeline.label} and has no source; write "
             f"`DataLoader([source, {pipeline.label}])`."
         )
+    _refuse_running(pipeline, "the pipeline")
     if not isinstance(pipeline, Sequence) or isinstance(pipeline, str):
+        data = "dataset" if is_dataset(pipeline) else "ArraySampleSource(data)"
         raise PipelineError(
             f"`pipeline` must be a source or a list that starts with one, got "
-            f"{_describe(pipeline)}; write `DataLoader([ArraySampleSource(data), "
-            f"BatchTransform(128)])`."
+            f"{_describe(pipeline)}; write `DataLoader([{data}, BatchTransform(128)])`."
         )
     if not pipeline:
         raise PipelineError("the pipeline is empty; its first stage must be a source.")
@@ -86,6 +89,7 @@ def _first(stage: Any) -> Source[Any]:
     _refuse_class(stage, where)
     if isinstance(stage, Source):
         return checked_source(stage, where)
+    _refuse_pipelines(stage, where)
     made = None if isinstance(stage, Transform) else as_source(stage)
     if made is not None:
         return made
@@ -93,6 +97,57 @@ def _first(stage: Any) -> Source[Any]:
         f"{where} must be a source, arrays, or a dataset with `__len__` and `__getitem__`, got "
         f"{_describe(stage)}; {_instead(stage)}."
     )
+
+
+def _refuse_running(stage: Any, where: str) -> None:
+    """Loaders, their iterators and states are no data, though JAX sees arrays in them."""
+    if hasattr(stage, "next_batch") and hasattr(stage, "scan_epoch"):
+        raise PipelineError(
+            f"{where} is a DataLoader, which is the end of a pipeline and not data; write all "
+            f"stages into one list, or go on from its pipeline: `DataLoader([loader.source, ...])`."
+        )
+    if isinstance(stage, Iterator) and hasattr(stage, "state"):
+        raise PipelineError(
+            f"{where} is an iterator over the batches of a loader; write the stages into one "
+            f"list, or go on from its pipeline: `DataLoader([loader.source, ...])`."
+        )
+    if _is_state(stage):
+        raise PipelineError(
+            f"{where} is {_article(type(stage).__name__)}, a position and not data; pass it to "
+            f"`loader.iterate(state)` or `loader.next_batch(state)`."
+        )
+
+
+def _refuse_pipelines(stage: Any, where: str) -> None:
+    """The same for what a tree begins with: trees of data may be long."""
+    _refuse_running(stage, where)
+    first = _first_part(stage)
+    if isinstance(first, Source):
+        raise PipelineError(
+            f"{where} is a {type(stage).__name__} of sources, the first {first.label}; join them "
+            f"with `ConcatSource`, `MixSource` or `ZipSource`, or put the one source first."
+        )
+    if first is not None:
+        _refuse_pipelines(first, f"the first part of {where}")
+
+
+def _is_state(value: Any) -> bool:
+    """Whether it is a state of one of our sources: those of streams have classes of their own."""
+    cls = type(value)
+    ours = cls.__module__.partition(".")[0] == "cereal" and cls.__name__.endswith("State")
+    return isinstance(value, PipelineState) or ours
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
+
+
+def _first_part(stage: Any) -> Any:
+    if isinstance(stage, list | tuple) and stage and not isinstance(stage, str):
+        return stage[0]
+    if isinstance(stage, Mapping) and stage:
+        return next(iter(stage.values()))
+    return None
 
 
 def _instead(stage: Any) -> str:
@@ -171,14 +226,27 @@ def _describe(value: Any) -> str:
 
 _TORCH = {
     "batch_size": "add `BatchTransform({value!r})` to the list of stages",
-    "shuffle": 'write `ArraySampleSource(data, ordering="shuffle")`',
+    "shuffle": 'write `ArraySampleSource(data, ordering="shuffle")`, or for a dataset '
+    '`DatasetSource(dataset, ordering="shuffle")`: what stands bare in the list is read in its own '
+    "order",
     "num_workers": "write `workers={value!r}`",
     "prefetch_factor": "write `prefetch=`, a number of batches",
     "persistent_workers": "leave it out: workers are threads, which start in microseconds",
     "pin_memory": "leave it out: transfers are asynchronous by themselves",
+    "pin_memory_device": "leave it out: transfers are asynchronous by themselves",
+    "in_order": "leave it out: batches come in their order, whoever reads them",
     "drop_last": "write `BatchTransform(batch_size, drop_last={value!r})`",
     "collate_fn": "write `BatchTransform(batch_size, collate=fn)`",
     "sampler": "write `ArraySampleSource(data, ordering=indices)`",
+    "batch_sampler": "write `DatasetSource(dataset, ordering=indices)`, the indices of all batches "
+    "one after another, and `BatchTransform(batch_size)` behind it",
+    "worker_init_fn": "leave it out: workers are threads of this process, with nothing to set up, "
+    "and what is random is given a generator for every element: `HostRandomMapTransform(fn)`, a "
+    "function `fn(element, rng)`",
+    "multiprocessing_context": "leave it out: workers are threads of this process",
+    "generator": INIT_KEY,
+    "seed": INIT_KEY,
+    "key": INIT_KEY,
     "dataset": "put it into the list: `DataLoader([dataset, ...])`",
 }
 

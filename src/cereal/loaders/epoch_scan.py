@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..core.errors import UsageError
+from ..core.masked import note_unbatched
 from ..core.placement import placed
 from ..core.position import Remainder
 from ..core.positional import Positional, step_ending
@@ -26,6 +27,7 @@ from ..core.spec import format_spec
 from ..core.state import PipelineState
 
 _MOST_LANES = 1 << 22
+_MOST_EPOCHS = 1 << 14  # of tiny data, in one chunk: each has constants of its own, 320 bytes
 BodyFn = Callable[[Any, Any, Any], tuple[Any, Any]]
 FeedbackFn = Callable[[Any, Any, Any], Any]
 _WRITE = "write `def body_fn(carry, batch, mask): ...; return carry, output`"
@@ -115,7 +117,11 @@ def checked_body(body_fn: BodyFn) -> BodyFn:
     """A body that says so if it does not return a carry and an output."""
 
     def body(carry: Any, batch: Any, mask: Any) -> tuple[Any, Any]:
-        result = body_fn(carry, batch, mask)
+        try:
+            result = body_fn(carry, batch, mask)
+        except Exception as error:
+            note_unbatched(error, mask)
+            raise
         if not isinstance(result, tuple) or len(result) != 2:
             raise UsageError(
                 f"`body_fn` must return (carry, output), returned {type(result).__name__}; "
@@ -160,7 +166,8 @@ def _scan_rows(
         words, carry, outputs = run(*loop, chunk)
         return (words, carry), outputs
 
-    words, chunk = state.words, chunk_steps(steps, max(1, _MOST_LANES // plan.batch))
+    most = min(_MOST_LANES, _MOST_EPOCHS * plan.length) // plan.batch
+    words, chunk = state.words, chunk_steps(steps, max(1, most))
     pieces = []
     if steps > chunk:
         (words, carry), outputs = lax.scan(run_chunk, (words, carry), length=steps // chunk)

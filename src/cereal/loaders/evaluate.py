@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -13,47 +12,58 @@ import jax.numpy as jnp
 from ..core.callback import raise_kept, raising
 from ..core.capture import eager, resolve
 from ..core.errors import UsageError
-from ..core.function import Function, as_function, takes_second
+from ..core.function import arguments_taken
 from ..core.host_data import identity_on_host
+from ..core.masked import note_unbatched
 from ..core.placement import check_given
 from ..core.position import Remainder
 from ..core.positional import Positional
 from ..core.source import Source
 from ..core.spec import at_least_float32
+from ..core.traced_stage import current
 from ..core.wrapper import Wrapper
 from ..transforms.batch import BatchedStream, BatchTransform
-from .closures import Identity, identity_of, lifted
 from .epoch_scan import scan_read, scan_steps
 from .host_scan import scan_host
 from .loader import DataLoader
+from .programs import Body, program, specs_of_step
 
 _WRITE = 'return one value per element, such as `{"loss": losses}` with losses of shape [batch]'
 
 
-def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *, key: Any = 0) -> Any:
-    """The mean of `fn(batch)` over every element of an epoch, each exactly once.
+def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *args: Any, key: Any = 0) -> Any:
+    """The mean of `fn(batch, *args)` over every element of an epoch, each exactly once.
 
         batch [B, ...]  --fn-->  {"loss": [B], "correct": [B]}  --mean-->  {"loss": [], ...}
 
-    `fn(batch)` or `fn(batch, mask)` returns a tree of values per element. Whatever the rule for the
-    end of an epoch is, nothing is left out and nothing counts twice; padding and masked elements
-    do not count; where nothing counts, the mean is nan. It runs as one compiled program, made
-    once: arrays that `fn` closes over, the parameters say, are its arguments. `key` is for
-    pipelines that are random.
+    `fn(batch, *args)`, or `fn(batch, mask, *args)` if its second argument is called `mask`, returns
+    a tree of values per element. Whatever the rule for the end of an epoch is, nothing is left out
+    and nothing counts twice; padding and masked elements do not count; where nothing counts, the
+    mean is nan. `key` is for pipelines that are random.
+
+    It runs as one compiled program. Pass parameters as `args` to a function at the level of a
+    module, and it is traced and compiled once. Any other function is traced at every call and
+    compiled once: arrays that it closes over become arguments, and it is never stale.
 
     >>> import cereal
     >>> loader = cereal.DataLoader([cereal.RangeSource(10), cereal.BatchTransform(4)])
-    >>> metrics = cereal.evaluate(loader, lambda batch: {"mean": batch, "even": batch % 2 == 0})
-    >>> {name: float(value) for name, value in metrics.items()}
-    {'even': 0.5, 'mean': 4.5}
+    >>> def metrics(batch, scale):
+    ...     return {"mean": scale * batch, "even": batch % 2 == 0}
+    >>> found = cereal.evaluate(loader, metrics, 2.0)
+    >>> {name: float(value) for name, value in found.items()}
+    {'even': 0.5, 'mean': 9.0}
     """
     if not isinstance(loader, DataLoader):
         raise UsageError(
             f"`evaluate` needs a DataLoader, got {type(loader).__name__}; write "
             f"`evaluate(DataLoader([source, BatchTransform(128)]), fn)`."
         )
-    function = as_function(fn, "evaluate")
-    source, state = loader.running, loader.init_state(key)
+    if not callable(fn):
+        raise UsageError(
+            f"`evaluate` needs a function of a batch, got {type(fn).__name__} ({fn!r:.60}); write "
+            f"`evaluate(loader, lambda batch: ...)`."
+        )
+    source, state = current(loader.running), loader.init_state(key)
     remainder: Remainder | None = None
     steps = loader.steps_per_epoch
     if isinstance(source, Positional):
@@ -68,13 +78,9 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *, key: Any = 0) -
     with raising(source.callbacks):
         if eager():
             check_given(source.placement, loader=source, state=state)
-            run = partial(_run, loader, source, state, function, steps, remainder)
-            try:
-                return run(lift=True)
-            except jax.errors.ConcretizationTypeError:  # it needs the value of what was lifted
-                return run(lift=False)
-        _, _, sums = scan_steps(source, state, None, _adding(function), steps, 1, remainder)
-        return _means(sums)
+            return _run(source, state, fn, args, steps, remainder)
+        body = _with(args, _metrics(fn))
+        return _means(scan_steps(source, state, None, body, steps, 1, remainder)[2])
 
 
 def _padded(stream: Source[Any]) -> Any:
@@ -90,61 +96,57 @@ def _padded(stream: Source[Any]) -> Any:
 
 
 def _run(
-    loader: DataLoader[Any],
-    source: Source[Any],
-    state: Any,
-    function: Function,
-    steps: int,
-    remainder: Remainder | None,
-    lift: bool,
+    source: Source[Any], state: Any, fn: Any, args: Any, steps: int, remainder: Remainder | None
 ) -> Any:
-    """`evaluate` outside of traced functions, by a program that the loader keeps."""
-    identity, given, rebuild = _apart(function, lift)
+    """`evaluate` outside of traced functions."""
+    body = Body(_metrics(fn), (fn,), (args, *specs_of_step(source)))
     if isinstance(source, Positional) and source.host:
 
-        def make_host() -> Any:
-            def sums_of_rows(source: Any, rows: Any, given: Any) -> tuple[Any, Any]:
-                return given, scan_read(source, rows, None, _adding(rebuild(given)), 1)[1]
+        def make_host(metrics: Any) -> Any:
+            def sums_of_rows(source: Any, rows: Any, args: Any) -> tuple[Any, Any]:
+                return args, scan_read(source, rows, None, _with(args, metrics), 1)[1]
 
-            return jax.jit(sums_of_rows)
+            return sums_of_rows
 
-        program = loader.programs.get(identity, ("evaluate rows", lift), make_host)
-        return _means_of(scan_host(source, state, given, program, steps, remainder)[2])
+        run = program(("sums", len(args)), body, make_host)
+        return _means_of(scan_host(source, state, args, run, steps, remainder)[2])
 
-    def make() -> Any:
-        def means(source: Any, state: Any, given: Any) -> Any:
-            body = _adding(rebuild(given))
-            return _means(scan_steps(source, state, None, body, steps, 1, remainder)[2])
+    def make(metrics: Any) -> Any:
+        def means(source: Any, state: Any, args: Any) -> Any:
+            steps_of = scan_steps(source, state, None, _with(args, metrics), steps, 1, remainder)
+            return _means(steps_of[2])
 
-        return jax.jit(means)
+        return means
 
-    return loader.programs.get(identity, ("evaluate", steps, lift), make)(source, state, given)
-
-
-def _apart(
-    function: Function, lift: bool
-) -> tuple[Identity | None, Any, Callable[[Any], Function]]:
-    """What tells a program of this function, what to pass to it, and the function from that."""
-    fn = function.value
-    found = lifted(fn) if lift else None
-    if found is None:
-        return identity_of(fn), None, lambda _: function
-    rebuild = found.rebuild  # not `found`, which has the arrays
-    return found.identity, found.arrays, lambda arrays: as_function(rebuild(arrays), "evaluate")
+    return program(("means", steps, remainder), body, make)(source, state, args)
 
 
-def _adding(function: Function) -> Any:
-    """A scan's body that gives, per batch, the sums of the metrics and the number of elements."""
-    with_mask = takes_second(function, "mask")
+def _with(args: Any, metrics: Any) -> Any:
+    """The body of a scan that carries nothing."""
+    return lambda carry, batch, mask: (carry, metrics(args, batch, mask))
 
-    def body(carry: None, batch: Any, mask: Any) -> tuple[None, Any]:
-        values = function(batch, mask) if with_mask else function(batch)
-        return carry, (jax.tree_util.tree_map_with_path(summed(mask), values), _count(mask))
+
+def _metrics(fn: Any) -> Any:
+    """From a batch to the sums of the metrics and the number of elements."""
+
+    def metrics(args: Any, batch: Any, mask: Any) -> Any:
+        try:
+            values = fn(batch, mask, *args) if _takes_mask(fn, args) else fn(batch, *args)
+        except Exception as error:
+            note_unbatched(error, mask)
+            raise
+        return jax.tree_util.tree_map_with_path(summed(mask), values), _count(mask)
 
     def summed(mask: Any) -> Any:
         return lambda path, leaf: _masked_sum(leaf, mask, jax.tree_util.keystr(path))
 
-    return body
+    return metrics
+
+
+def _takes_mask(fn: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the second argument is the mask; with arguments of the user's, only by its name."""
+    taken = arguments_taken(fn, ("", "mask"), least=1)
+    return len(taken) == 2 and (not args or taken[1] == "mask")
 
 
 def _masked_sum(leaf: Any, mask: Any, path: str) -> Any:

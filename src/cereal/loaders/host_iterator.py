@@ -15,20 +15,21 @@ import weakref
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 
 from ..core.callback import raise_kept, raising
 from ..core.errors import PipelineError
 from ..core.execute import Delivery
 from ..core.host_data import identity_on_host
 from ..core.source import Mask
-from ..core.state import PipelineState, check_state, make_words
-from .iterator import PositionalIterator
+from ..core.state import PipelineState
+from ..core.transfer import to_device
+from .iterator import WalkingIterator
+from .walk import Walk
 
 T = TypeVar("T")
 
 
-class HostIterator(PositionalIterator[T]):
+class HostIterator(WalkingIterator[T]):
     """Gives what the loader's readers read."""
 
     _source: Any
@@ -38,43 +39,28 @@ class HostIterator(PositionalIterator[T]):
     def __init__(self, source: Any, *args: Any) -> None:
         raise_kept((identity_on_host(source),))
         self._track = self._close = None
-        self._handed, self._total = 0, None
-        self._deliver = Delivery(source)
+        self._deliver = Delivery(source, ahead=True)
         # One at a time: callbacks run when a batch is asked for, and an end must not come early.
         self._plainly = bool(source.callbacks) or source.unknown_length
         super().__init__(source, *args)
 
-    @property
-    def _left(self) -> int | None:  # type: ignore[override]
-        return None if self._total is None else self._total - self._handed
-
-    @_left.setter
-    def _left(self, left: int | None) -> None:
-        self._total = None if left is None else self._handed + left
-
-    def _start(self, state: PipelineState) -> None:
-        check_state(state, self._source.fingerprint)
-        left = self._left
-        self.close()
-        super()._start(state)
-        self._left = left
-        self._failed: Exception | None = None
-        self._made: dict[int, tuple[Any, Any]] = {}  # by step, on their way to the device
-        self._passes = self._epochs  # epochs to go, where their length is not known
+    def _start(self, state: PipelineState, steps: int | None) -> None:
+        super()._start(state, steps)
         if self._source.stream is not None:
             self._source.stream.adopt(state.bookmark)
 
-    def _plan_calls(self) -> None:
-        pass
-
-    def _to_the_end(self) -> int | None:
-        return None if self._source.unknown_length else super()._to_the_end()
+    def _begin(self, walk: Walk) -> None:
+        self.close()
+        self._failed: Exception | None = None
+        self._made: dict[int, tuple[Any, Any]] = {}  # by step, on their way to the device
+        self._walk = walk
 
     def _open(self, step: int) -> None:
         """Lets reading begin, or begin again, at this step."""
         source = self._source
-        words = jnp.asarray(make_words(self._key, *self._position(step)))
-        total = None if self._total is None else self._total - step
+        walk = self._walk
+        words = to_device(walk.words_at(step))
+        total = None if walk.total is None else walk.total - step
         track = source.readers.track(source.source, words, total)
         self._track, self._base = track, step
         self._close = weakref.finalize(self, _abandon, track)
@@ -86,23 +72,22 @@ class HostIterator(PositionalIterator[T]):
             self._track.close()
             self._track = self._close = None
 
-    def __next__(self) -> tuple[T, Mask]:
-        for number in [number for number in self._made if number < self._handed]:
+    def _advance(self) -> tuple[T, Mask]:
+        for number in [number for number in self._made if number < self._walk.handed]:
             del self._made[number]  # the user has it
         if self._failed is not None:
             error, self._failed = self._failed, None
             raise error
         self._end_if_done()
-        self._make(self._handed)
-        step = self._handed  # another one, if an epoch of unknown length has ended
-        if not self._plainly and self._left != 1:
+        self._make(self._walk.handed)
+        walk = self._walk  # another one, if an epoch of unknown length has ended
+        step = walk.handed
+        if not self._plainly and walk.left != 1:
             self._look_ahead(step + 1)
-        pair = self._with_living_mask(self._made[step])
+        pair = self._made[step]
         self._bar.update()
-        return (pair, self._hand_out(step))[0]
-
-    def _hand_out(self, step: int) -> None:
-        self._handed = step + 1
+        walk.handed = step + 1
+        return pair
 
     def _look_ahead(self, step: int) -> None:
         """The next batch is on its way while the user is at this one, if it is read."""
@@ -120,42 +105,40 @@ class HostIterator(PositionalIterator[T]):
         rows: Any = self._track.take(step - self._base)  # type: ignore[union-attr]
         while self._source.unknown_length and self._epoch_is_over(step):
             rows, step = self._next_epoch(step), 0
-        values, mask = self._delivered(rows)
-        self._made[step] = values, mask if self._source.masks else self._mask_of(step)
+        self._made[step] = self._delivered(rows)
 
     def _delivered(self, rows: Any) -> tuple[Any, Any]:
         callbacks = self._source.callbacks
         if not callbacks:
-            return self._deliver(rows, masked=False)
+            return self._deliver(rows, masked=True)
         with raising(callbacks):
             # The user's function has run, or has failed, when the batch is handed out.
-            return jax.block_until_ready(self._deliver(rows, masked=False))
+            return jax.block_until_ready(self._deliver(rows, masked=True))
 
     # Data whose end is not known
 
     @property
     def _least(self) -> int:
         """How many elements a batch must have at least."""
-        return self._source.plan.batch if self._arithmetic["remainder"] == "drop" else 1
+        plan = self._source.plan
+        return plan.batch if plan.remainder == "drop" else 1
 
     def _epoch_is_over(self, step: int) -> bool:
-        epoch, offset = self._position(step)
-        end = self._source.stream.end_of(epoch)
+        epoch, offset = self._walk.at(step)
+        end = self._source.stream.end_of(self._walk.key, epoch)
         return end is not None and offset + self._least > end
 
     def _next_epoch(self, step: int) -> Any:
-        epoch, offset = self._position(step)
-        end = self._source.stream.end_of(epoch) or 0
+        epoch, offset = self._walk.at(step)
+        end = self._source.stream.end_of(self._walk.key, epoch) or 0
         nothing = offset == 0 and end < self._least
-        left = self._left
-        self.close()
-        self._made.clear()
-        self._origin, self._handed = (epoch + 1, 0), 0
-        self._left = left
-        self._passes = None if self._passes is None else self._passes - 1
-        if self._steps is None and (self._passes == 0 or nothing):
-            self._left = 0
-            self._end_if_done()
+        following = Walk(self._source, self._walk.key, epoch + 1, 0)
+        following.total = self._left
+        following.epochs = None if self._walk.epochs is None else self._walk.epochs - 1
+        if self._steps is None and (following.epochs == 0 or nothing):
+            following.total = 0
+        self._begin(following)
+        self._end_if_done()
         if nothing:
             raise PipelineError(
                 f"the iterator of an IterableSource gave {end} elements in epoch {epoch}: there "
@@ -164,14 +147,9 @@ class HostIterator(PositionalIterator[T]):
         self._open(0)
         return self._track.take(0)
 
-    @property
-    def state(self) -> PipelineState:
-        state = super().state
+    def _state_now(self) -> PipelineState:
+        state = super()._state_now()
         return self._source.moved(state, state.words)
-
-    @state.setter
-    def state(self, state: PipelineState) -> None:
-        PositionalIterator.state.fset(self, state)  # type: ignore[attr-defined]
 
     @property
     def skipped(self) -> int:

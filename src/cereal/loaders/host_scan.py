@@ -22,6 +22,7 @@ from ..core.execute import stripped
 from ..core.position import Remainder, starts
 from ..core.spec import Spec
 from ..core.state import PipelineState, host_words, make_words
+from ..core.transfer import sent, to_device, to_host
 from .epoch_scan import chunk_steps
 from .read_ahead import MOST_BYTES
 
@@ -35,8 +36,12 @@ def scan_host(
     program: Callable[[Any, Any, Any], tuple[Any, Any]],
     steps: int,
     remainder: Remainder | None = None,
+    done: Callable[[int], Any] = lambda steps: None,
 ) -> tuple[Any, Any, Any]:
-    """Runs `program(source, rows, carry)` over the rows of the next `steps` steps."""
+    """Runs `program(source, rows, carry)` over the rows of the next `steps` steps.
+
+    `done` is told of every chunk, with its number of steps.
+    """
     size = Spec(source.element_spec()).nbytes
     chunk = chunk_steps(steps, max(1, min(MOST_STEPS, MOST_BYTES // max(size, 1))))
     whole, rest = divmod(steps, chunk)
@@ -45,7 +50,7 @@ def scan_host(
 
     def words_after(count: int) -> Any:
         at = starts(np, epoch, offset, count, **arithmetic)
-        return jnp.asarray(make_words((key0, key1), int(at[0]), int(at[1])))
+        return to_device(make_words((key0, key1), int(at[0]), int(at[1])))
 
     if source.stream is not None:
         source.stream.adopt(state.bookmark)
@@ -59,17 +64,18 @@ def scan_host(
                 track = _track(source, words_after(begin), count, each, remainder)
                 tracks.callback(track.close)
                 track.start()
-                opened.append((track, count))
-        for track, count in opened:
+                opened.append((track, count, each))
+        for track, count, each in opened:
             for number in range(count):
-                carry, outputs = program(light, track.take(number), carry)
+                carry, outputs = program(light, sent(track.take(number)), carry)
+                done(each)
                 pieces.append(outputs)
                 running.append((carry, outputs))
                 if len(running) > 2:
                     jax.block_until_ready(running.popleft())
     if not pieces:
         rows = jax.tree.map(lambda x: x[:0], source.fetch(_rows_of(source, state)))
-        carry, outputs = program(light, rows, carry)
+        carry, outputs = program(light, sent(rows), carry)
         pieces.append(outputs)
     outputs = pieces[0]
     if len(pieces) > 1:
@@ -92,5 +98,5 @@ def _track(source: Any, words: Any, count: int, each: int, remainder: Remainder 
 
 def _rows_of(source: Any, state: PipelineState) -> Any:
     """The rows of one step, as a chunk."""
-    rows, _ = source.plan.rows_for(np.asarray(state.words), 1)
+    rows, _ = source.plan.rows_for(to_host(state.words), 1)
     return source.route(rows)

@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
-from typing import Any, Generic, Literal, TypeVar, overload
+from functools import cached_property
+from typing import Any, ClassVar, Generic, Literal, Never, TypeVar, overload
 
 import jax
-import jax.core
-import jax.numpy as jnp
 import numpy as np
 
-from ..core.callback import raise_kept, raising
-from ..core.capture import eager, is_concrete, resolve, staging
+from ..core.callback import raise_kept
+from ..core.capture import resolve
 from ..core.errors import PipelineError, UsageError
 from ..core.execute import read_rows
 from ..core.flax_states import enter_into_flax
 from ..core.host_data import identity_on_host
 from ..core.numbers import as_whole
-from ..core.placement import check_given, joining
 from ..core.policy import get_policy_state, set_policy_state
 from ..core.position import starts
 from ..core.positional import Positional
 from ..core.pytree import sealed_pytree_dataclass, set_fields
 from ..core.reading import SKIPPED
-from ..core.rows import host_rows_at
+from ..core.rows import routed_at
 from ..core.source import Mask, Source
 from ..core.state import PipelineState, check_state, key_words, make_words
+from ..core.traced_stage import current
+from ..core.transfer import to_device, to_host
+from ..core.unseen import raise_unseen
 from ..monitor.drawing import draw, summary
+from .batch_iterator import BatchIterator
 from .compose import compose, refuse_options
-from .epoch_scan import check_body, scan_steps
-from .host_iterator import HostIterator
-from .host_scan import scan_host
-from .iterator import BatchIterator, PositionalIterator, StreamIterator
+from .epoch_scan import check_body
+from .iterate import iterator_over, refuse_positional, refuse_random, refuse_traced
+from .learnt import Learnt
 from .next_batch import NextBatch
-from .programs import Programs
+from .scan_epoch import scan_epoch
 from .workers.options import check_options
-from .workers.seam import Seam, make_seam
+from .workers.seam import Seam, with_readers
 
 T = TypeVar("T")
 Carry = TypeVar("Carry")
@@ -68,6 +69,8 @@ class DataLoader(Generic[T]):
     (4, 8, 8) 4
     (4, 8, 8) 2
     """
+
+    raises_unseen: ClassVar[bool] = True
 
     running: Source[T]  # the pipeline, and who reads its host part
 
@@ -103,10 +106,7 @@ class DataLoader(Generic[T]):
     ) -> None:
         refuse_options(options)
         chosen = check_options(workers, prefetch, on_error, timeout)
-        source = compose(pipeline)
-        if isinstance(source, Positional) and source.host:
-            source = make_seam(source, chosen)
-        set_fields(self, running=source)
+        set_fields(self, running=with_readers(compose(pipeline), chosen))
 
     @property
     def source(self) -> Source[T]:
@@ -120,6 +120,7 @@ class DataLoader(Generic[T]):
 
         For rollouts `policy_state` is who acts, as `set_policy_state` puts it in.
         """
+        raise_unseen()
         if isinstance(key, int) and not isinstance(self.source, Positional):
             key = jax.random.key(key)  # a user's own source need not know about integers
         enter_into_flax()
@@ -143,7 +144,7 @@ class DataLoader(Generic[T]):
     def iterate(
         self,
         state: Any = None,
-        *,
+        *misplaced: Never,
         steps: int | None = None,
         epochs: int | None = 1,
         progress: bool | str = False,
@@ -151,26 +152,34 @@ class DataLoader(Generic[T]):
         """A Python iterator over `(batch, mask)`, to the end of the state's epoch.
 
         From the middle of an epoch it gives the rest. `steps=` gives that many batches instead,
-        `epochs=` that many epochs, None no end. Without a state it starts from key 0.
+        `epochs=` that many epochs, None no end. Its `state` is exact after every batch, and that
+        after the last one begins the next epoch:
+
+            for epoch in range(10):
+                batches = loader.iterate(state)
+                for batch, mask in batches: ...
+                state = batches.state
+
+        Without a state it starts from key 0, if the pipeline is not random.
         `progress=True` shows a bar; a string is its title.
         """
+        if misplaced:
+            refuse_positional(misplaced)
         _check_count("steps", steps, 0)
         _check_count("epochs", epochs, 1)
-        state = self.init_state(0) if state is None else state
-        leaves = jax.tree.leaves((self, state))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or staging():
-            raise UsageError(
-                "`iterate` is a Python loop and cannot run inside a traced function; there write "
-                "`loader.scan_epoch(state, carry, body_fn)` or `loader.next_batch(state)`."
-            )
-        source = self.running
-        if isinstance(source, Positional):
-            check_state(state, source.fingerprint)
-            if source.host:
-                return HostIterator(source, state, steps, epochs, progress)
-            if not source.callbacks:
-                return PositionalIterator(source, state, steps, epochs, progress)
-        return StreamIterator(source, state, steps, epochs, progress)
+        if state is None:
+            refuse_random(self.source, "`loader.iterate()`")
+            state = self.init_state(0)
+        refuse_traced((self, state))
+        batches = iterator_over(current(self.running), state, steps, epochs, progress, self.learnt)
+        if batches.began is not None:
+            self.learnt.begins(*batches.began, stacklevel=2)
+        return batches
+
+    @cached_property
+    def learnt(self) -> Learnt:
+        """What iterating this loader has shown; it goes with the loader, and changes no batch."""
+        return Learnt()
 
     def scan_epoch(
         self,
@@ -181,11 +190,14 @@ class DataLoader(Generic[T]):
         steps: int | None = None,
         unroll: int | bool = 1,
         feedback: Callable[[Any, Carry, Any], Any] | None = None,
+        progress: bool | str = False,
     ) -> tuple[Any, Carry, Any]:
         """Runs `body_fn(carry, batch, mask) -> (carry, output)` over an epoch, as one program.
 
         Returns `(state, carry, outputs)`, the outputs stacked. It runs `steps_per_epoch` batches,
-        or `steps`. A second call with the same `body_fn` compiles nothing.
+        or `steps`. A body at the level of a module is compiled once; one that belongs to an object,
+        or is defined anew, is traced at every call (milliseconds) and compiled once. What it
+        refers to is what it is when `scan_epoch` is called. `progress=True` shows a bar.
         `feedback(state, carry, output) -> state` changes the loader's state after every batch:
         so a policy that was just trained acts in the next one.
 
@@ -198,35 +210,14 @@ class DataLoader(Generic[T]):
         (28, [0, 4])
         """
         _check_count("steps", steps, 0)
+        check_body(body_fn, feedback)
         if isinstance(self.source, Positional):
             check_state(state, self.source.fingerprint)
-        steps = self.steps_per_epoch if steps is None else steps
-        source = resolve(self.running, state)
+        steps = self.steps_per_epoch if steps is None else operator.index(steps)
+        source = resolve(current(self.running), state)
         if isinstance(source, Positional) and source.host:
             raise_kept((identity_on_host(source),))
-        if staging():
-            check_body(body_fn, feedback)
-            with raising(source.callbacks):
-                return scan_steps(source, state, carry, body_fn, steps, unroll, feedback=feedback)
-        check_given(source.placement, loader=source, state=state, carry=carry)
-        state = joining(state, source.placement)
-        if isinstance(source, Positional) and source.host and eager() and feedback is None:
-            over_rows = self.programs.over_rows(body_fn, unroll)
-            program: Any = partial(scan_host, program=over_rows, steps=steps)
-        else:
-            program = self.programs.over_steps(body_fn, steps, unroll, feedback)
-        if not source.callbacks:
-            return program(source, state, carry)
-        with raising(source.callbacks):
-            result = program(source, state, carry)
-            if is_concrete(jax.tree.leaves(result[0])[0]):
-                jax.block_until_ready(result)
-        return result
-
-    @cached_property
-    def programs(self) -> Programs:
-        """What was compiled for this loader; it goes with the loader."""
-        return Programs()
+        return scan_epoch(source, state, carry, body_fn, steps, unroll, feedback, progress)
 
     # Policies
 
@@ -250,9 +241,9 @@ class DataLoader(Generic[T]):
         source = self._positional("state_at")
         _check_count("step", step, 0)
         epoch, offset = starts(np, 0, 0, operator.index(step), **source.plan.arithmetic)
-        key0, key1 = (int(word) for word in np.asarray(key_words(key)))
+        key0, key1 = to_host(key_words(key)).tolist()
         words = make_words((key0, key1), int(epoch), int(offset))
-        return PipelineState(jnp.asarray(words), source.fingerprint)
+        return PipelineState(to_device(words), source.fingerprint)
 
     def batch_at(self, key: Any, step: int) -> tuple[T, Mask]:
         """The batch of step number `step` and its mask, whatever was read before.
@@ -275,7 +266,7 @@ class DataLoader(Generic[T]):
         array([4, 5, 6, 7])
         """
         source = self._positional("indices_at")
-        rows, _ = source.plan.rows_for(np.asarray(self.state_at(key, step).words), 1)
+        rows, _ = source.plan.rows_for(to_host(self.state_at(key, step).words), 1)
         index = rows.index.reshape(-1)
         return index if rows.valid is None else index[rows.valid.reshape(-1)]
 
@@ -308,14 +299,8 @@ class DataLoader(Generic[T]):
         return self.steps_per_epoch
 
     def __iter__(self) -> Iterator[tuple[T, Mask]]:
-        source = self.source
-        if isinstance(source, Positional) and not source.random:
-            return self.iterate()
-        raise UsageError(
-            "this pipeline is random, and a loader has no state: `for ... in loader` would repeat "
-            "the same order every time. Write `state = loader.init_state(key)` and "
-            "`for batch, mask in loader.iterate(state):`."
-        )
+        refuse_random(self.source, "`for ... in loader`")
+        return self.iterate()
 
     def __repr__(self) -> str:
         return f"DataLoader: {summary(self.source)}\n{draw(self.source, self._reading())}"
@@ -353,8 +338,8 @@ class DataLoader(Generic[T]):
                 f"`index` must be an integer from 0 to {len(source) - 1}, got {index!r}."
             )
         _check_count("epoch", epoch, 0)
-        words = np.asarray(key_words(key))
-        rows = source.route(host_rows_at(np.array([whole]), words, epoch)).replaced(key=words)
+        words = to_host(key_words(key))
+        rows = routed_at(source, np.array([whole]), words, epoch)
         if source.produces:
             found = source.produce(rows).element(0)
             if found is SKIPPED:
@@ -365,16 +350,21 @@ class DataLoader(Generic[T]):
         return jax.tree.map(lambda x: x[0], values)
 
     def close(self) -> None:
-        """Ends the threads that read ahead; they start again when the loader is used."""
+        """Ends the threads that read ahead; they start again when the loader is used.
+
+        Raises what a host function raised in a program over several devices, and nobody has seen.
+        """
         if isinstance(self.running, Seam):
             self.running.readers.close()
         self.source.close()
+        raise_unseen()
 
     def __enter__(self) -> DataLoader[T]:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: Any, *_: object) -> None:
+        with contextlib.suppress(*([] if error is None else [Exception])):  # which says more
+            self.close()
 
     def __getattr__(self, name: str) -> Any:
         if name == "next":

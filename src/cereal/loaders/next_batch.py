@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
+from ..core.capture import is_concrete
 from ..core.errors import UsageError
 from ..core.execute import run_next
 from ..core.flax_states import enter_into_flax
 from ..core.positional import Positional
 from ..core.source import Mask, Source
-from ..core.state import check_state
+from ..core.state import PipelineState, check_state, check_within, host_words
 
 T = TypeVar("T")
 _MISSING = object()
@@ -27,6 +28,7 @@ class NextBatch(Generic[T]):
 
     def __init__(self, source: Source[T]) -> None:
         self._source = source
+        self._looked = False
 
     def __call__(self, state: Any = _MISSING) -> tuple[T, Any, Mask]:
         if state is _MISSING:
@@ -37,5 +39,14 @@ class NextBatch(Generic[T]):
         enter_into_flax()
         if isinstance(self._source, Positional):
             check_state(state, self._source.fingerprint)
+            if not self._looked:
+                self._look(self._source, state)
         batch, mask, state = run_next(self._source, state)
         return batch, state, mask
+
+    def _look(self, source: Positional[T], state: PipelineState) -> None:
+        """At the first state only, the one that a checkpoint may have spoilt: to wait at every step
+        for words that lie on a device would halve the speed."""
+        if is_concrete(state.words) and state.words.is_fully_addressable:
+            check_within(host_words(state)[3], source.length)
+            self._looked = True

@@ -1,75 +1,156 @@
-"""The compiled programs of one loader, found again by what their functions are made of."""
+"""Compiled programs over functions of the user's: the bodies of scans, the metrics of `evaluate`.
+
+    proved unchanged   ->  the same compiled program, nothing is looked at
+    else               ->  traced again; what it traces to finds the program, arrays are arguments
+
+So a function is never stale, and one that is defined anew in every epoch, or belongs to an object
+that changes, is traced once a call and compiled once. Programs hold no data, no parameters and
+no loaders, and are shared by all loaders.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from .closures import Identity, identity_of
-from .epoch_scan import check_body, checked_body, scan_read, scan_steps
+from ..core.capture import eager
+from ..core.meaning import Traced, trace, tracing_context
+from ..core.unchanged import proof_of
+from .epoch_scan import checked_body, scan_read, scan_steps
 
-_MOST = 32
+MOST = 64
 
 
-class Programs:
-    """Programs, the latest used last; a few are kept, and they die with the loader."""
+class _Latest:
+    """The latest used of something that is made by need."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._made: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
+        self._made: OrderedDict[Hashable, Any] = OrderedDict()
 
-    def get(self, identity: Identity | None, rest: Hashable, make: Callable[[], Any]) -> Any:
-        """The program of a function of this identity, made if there is none yet."""
-        if identity is None:
-            return make()
-        key = (identity.key, rest)
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
         with self._lock:
             found = self._made.pop(key, None)
-            found = (make(), identity.held) if found is None else found
-            self._made[key] = found
-            if len(self._made) > _MOST:
+            self._made[key] = found = make() if found is None else found
+            if len(self._made) > MOST:
                 self._made.popitem(last=False)
-            return found[0]
+            return found
 
-    # Closures: JAX's caches would keep the arguments of a `partial` alive, and with a body that
-    # refers to the loader the data.
+    def clear(self) -> None:
+        with self._lock:
+            self._made.clear()
 
-    def over_steps(self, body_fn: Any, steps: int, unroll: int | bool, feedback: Any = None) -> Any:
-        """`(source, state, carry) -> (state, carry, outputs)` for so many steps."""
 
-        def make() -> Any:
-            check_body(body_fn, feedback)
+_proved, _compiled = _Latest(), _Latest()
 
-            def scan_epoch(source: Any, state: Any, carry: Any) -> tuple[Any, Any, Any]:
-                return scan_steps(source, state, carry, body_fn, steps, unroll, feedback=feedback)
 
-            return jax.jit(scan_epoch)
+def program(name: Hashable, body: Body, make: Callable[[Callable[..., Any]], Any]) -> Any:
+    """`make(body)`, compiled, for one call of the user's.
 
-        return self._of(body_fn, feedback, rest=("steps", steps, unroll), make=make)
+    `name` is all else that `make` depends on, but for the arguments of what it makes.
+    """
+    if body.inputs is None or not jax.sharding.get_abstract_mesh().empty:
+        # With explicit axes of a mesh, types depend on what is around the body.
+        return _TracedWhole(make(body.fn))
+    proof = proof_of(*body.functions)
+    if proof is None or proof.arrays:
+        return _by_meaning(name, body, make)
+    key = (name, proof.key, _kind(body.inputs), eager(), tracing_context())
+    # The proof is kept with the program, since its key is of identities.
+    return _proved.get(key, lambda: (_by_meaning(name, body, make), proof))[0]
 
-    def over_rows(self, body_fn: Any, unroll: int | bool) -> Any:
-        """`(source, rows, carry) -> (carry, outputs)` for rows that were fetched."""
 
-        def make() -> Any:
-            check_body(body_fn)
-            body = checked_body(body_fn)
+def _by_meaning(name: Hashable, body: Body, make: Callable[[Callable[..., Any]], Any]) -> Any:
+    traced, arrays = trace(body.fn, *(body.inputs or ()), compiled_only=eager())
 
-            def scan_rows(source: Any, rows: Any, carry: Any) -> tuple[Any, Any]:
-                return scan_read(source, rows, carry, body, unroll)
+    def run(arrays: Any, *args: Any) -> Any:
+        return make(lambda *inputs: traced(arrays, jax.tree.leaves(inputs)))(*args)
 
-            return jax.jit(scan_rows)
+    return partial(_compiled_once((name, traced), traced, run), arrays)
 
-        return self._of(body_fn, rest=("rows", unroll), make=make)
 
-    def _of(self, *functions: Any, rest: Hashable, make: Callable[[], Any]) -> Any:
-        """The very same functions are known by themselves, as `jax.jit` knows them; new ones by all
-        that they are made of. Arrays that they refer to count in both."""
-        same = identity_of(functions, deep=False)
-        if same is None:
-            return make()
-        same = Identity((*map(id, functions), same.key), same.held)
-        return self.get(same, rest, lambda: self.get(identity_of(functions), rest, make))
+def _kind(values: Any) -> Hashable:
+    leaves, structure = jax.tree.flatten(values)
+    return structure, tuple(map(jax.typeof, leaves))
+
+
+class Body(NamedTuple):
+    """What a program calls in its loop."""
+
+    fn: Callable[..., Any]
+    functions: tuple[Any, ...]  # the user's, that `fn` calls; it depends on nothing else
+    inputs: tuple[Any, ...] | None  # what it is called with: arrays, or their specs; None: unknown
+
+
+def forget_programs() -> None:
+    """Drops all programs: for tests that count compilations."""
+    _proved.clear()
+    _compiled.clear()
+
+
+class _TracedWhole:
+    """A function that is traced once for arguments of one kind, for as long as a call lasts."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+        self._traced: dict[Hashable, tuple[Any, list[Any]]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        leaves, kind = jax.tree.leaves(args), _kind(args)
+        if kind not in self._traced:
+            traced, arrays = trace(self._fn, *args, compiled_only=eager())
+            self._traced[kind] = _compiled_once(traced, traced, traced), arrays
+        run, arrays = self._traced[kind]
+        return run(arrays, leaves)
+
+
+def _compiled_once(key: Hashable, traced: Traced, run: Callable[..., Any]) -> Any:
+    if traced.meaning is None:
+        return jax.jit(lambda *args: run(*args))
+    return _compiled.get(key, lambda: jax.jit(lambda *args: run(*args)))
+
+
+def over_steps(
+    source: Any, carry: Any, body_fn: Any, steps: int, unroll: int | bool, feedback: Any = None
+) -> Any:
+    """`(source, state, carry) -> (state, carry, outputs)` for so many steps."""
+
+    def make(body: Any) -> Any:
+        def scan_epoch(source: Any, state: Any, carry: Any) -> tuple[Any, Any, Any]:
+            return scan_steps(source, state, carry, body, steps, unroll, feedback=feedback)
+
+        return scan_epoch
+
+    body = _body(source, carry, body_fn)
+    if feedback is None:
+        return program(("steps", steps, unroll), body, make)
+    # Feedback is traced with the state that the scan carries, so the whole is.
+    whole = body._replace(functions=(body_fn, feedback), inputs=None)
+    return program(("feedback", steps, unroll), whole, make)
+
+
+def over_rows(source: Any, carry: Any, body_fn: Any, unroll: int | bool) -> Any:
+    """`(source, rows, carry) -> (carry, outputs)` for rows that were fetched."""
+
+    def make(body: Any) -> Any:
+        def scan_rows(source: Any, rows: Any, carry: Any) -> tuple[Any, Any]:
+            return scan_read(source, rows, carry, body, unroll)
+
+        return scan_rows
+
+    return program(("rows", unroll), _body(source, carry, body_fn), make)
+
+
+def _body(source: Any, carry: Any, body_fn: Any) -> Body:
+    return Body(checked_body(body_fn), (body_fn,), (carry, *specs_of_step(source)))
+
+
+def specs_of_step(source: Any) -> tuple[Any, Any]:
+    """What a step gives: the batch and its mask."""
+    return source.element_spec(), jax.ShapeDtypeStruct(source.mask_shape, np.bool_)

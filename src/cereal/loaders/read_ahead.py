@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from ..core.capture import resolve
@@ -31,7 +32,7 @@ def _read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[An
 
     def read(rows: Rows) -> tuple[Any, Any]:
         values, mask = source.read(rows)
-        return values, mask if source.masks else None  # else it follows from the position
+        return values, jnp.ones(source.lanes, jnp.bool_) if mask is None else mask
 
     if source.light:
         return [read(rows[k]) for k in range(count)], words
@@ -47,8 +48,8 @@ def _read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[An
 def read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[Any], Any]:
     """The next `count` (batch, mask) pairs, and the state's words after them.
 
-    A mask is None where no stage changes masks. The words stay on the device: sending them there
-    with every call would cost more than the call.
+    Every batch has a mask of its own, which may be donated with it. The words stay on the device:
+    sending them there with every call would cost more than the call.
     """
     source = resolve(source)
     made, words = _read_many(source, words, count)

@@ -29,7 +29,7 @@ from ..monitor.drawing import stages_of
 from ..monitor.sheet.captions import is_names
 from ..monitor.sheet.contents import Columns, named_leaves
 from ..sources.dataset import is_dataset
-from .iterator import BatchIterator
+from .batch_iterator import BatchIterator
 from .loader import DataLoader
 from .workers.seam import Seam
 
@@ -143,7 +143,7 @@ def _of_loader(loader: DataLoader[Any], count: int, most: float, state: Any, whe
     while steps > 0 and len(mask) < count:
         numbers = _indices(source, state, len(mask))
         batch, state, real = loader.next_batch(state)
-        real = np.asarray(real).reshape(-1)
+        real = np.logical_or.reduce(np.asarray(real).reshape(size, -1), axis=1)
         if isinstance(source, Positional) and source.unknown_length and not real.any():
             break  # the iterator has ended
         for name, values in _per_element(batch, lanes).items():

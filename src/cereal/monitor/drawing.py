@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.positional import Positional
+from ..core.ordering import Sequential
+from ..core.positional import IndexedSource, Positional
 from ..core.pytree import said
 from ..core.source import Source
 from ..core.spec import format_spec
@@ -62,14 +63,34 @@ def _on_host(stages: list[Source[Any]]) -> int:
 
 
 def summary(source: Source[Any]) -> str:
-    """How long an epoch is."""
+    """How long an epoch is, and what decides the order of the data."""
     return said(lambda: _length(source), "of no known length")
 
 
 def _length(source: Source[Any]) -> str:
-    if isinstance(source, Positional) and source.unknown_length:
-        return "as many elements as it gives"
-    steps = source.steps_per_epoch
-    if isinstance(source, Positional):
-        return f"{source.length:,} elements, {steps:,} steps an epoch"
-    return f"{steps:,} steps an epoch"
+    if not isinstance(source, Positional):
+        return f"{source.steps_per_epoch:,} steps an epoch"
+    if source.unknown_length:
+        return ", ".join(["as many elements as it gives", *_said(source)])
+    steps = f"{source.steps_per_epoch:,} steps an epoch"
+    if not source.lanes:
+        steps += " of one element each: there is no BatchTransform"
+    return ", ".join([f"{source.length:,} elements", *_said(source), steps])
+
+
+def _said(source: Positional[Any]) -> list[str]:
+    """What a newcomer would not expect of it: that nothing shuffles, or that the key does nothing.
+
+    In the middle of the line, since the drawing below is about stages.
+    """
+    if source.varies and not _uses_key(source):
+        return ["epochs differ by the data itself, whatever the key"]
+    if isinstance(source.order, Sequential) and source.stream is None:
+        return ["the data in its own order"]
+    return []
+
+
+def _uses_key(source: Positional[Any]) -> bool:
+    below = stages_of(source)
+    keyed = any(isinstance(each, IndexedSource) and each.keyed for each in below)
+    return keyed or source.order.random or source.random_stages > 0

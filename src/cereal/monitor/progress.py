@@ -8,8 +8,8 @@ from typing import Any
 class NoBar:
     """A bar that shows nothing, so that loops need not ask."""
 
-    def update(self) -> None:
-        """One more batch was handed out."""
+    def update(self, n: int = 1) -> None:
+        """So many more batches were handed out."""
 
     def close(self) -> None:
         """The loop is over."""

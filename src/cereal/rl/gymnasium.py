@@ -23,8 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from ..core.callback import as_numpy, forget_kept, guarded
+from ..core.callback import as_numpy, guarded, poison
+from ..core.device_count import device_count_of_program
 from ..core.errors import PipelineError, StateError, UsageError
+from ..core.fitting import canonical, narrowed
 from ..core.host_data import HostData, living
 from ..core.spec import Spec, format_spec
 from .environment import Step
@@ -61,7 +63,7 @@ class GymnasiumEnvironments(HostData):
         self._parts: Parts | None = parts
         self.num_envs = int(parts.envs.num_envs)
         self._to_close: list[Any] = [parts.envs] if ours else []
-        weakref.finalize(self, _end, self._to_close, self.number)
+        weakref.finalize(self, _end, self._to_close)
         try:
             self.observation = Spec(spec_of_space(parts.observations, "an observation", name))
             self.action = Spec(spec_of_space(parts.actions, "an action", name))
@@ -109,13 +111,14 @@ class GymnasiumEnvironments(HostData):
         return Step(last, after, reward, done, truncated & ~terminated, {}, (first, after))
 
     def _called(self, method: str, promised: Any, *args: Any) -> Any:
-        number, spec = self.number, Spec(promised)  # programs must not keep the environments
+        number = self.number  # programs must not keep the environments
+        self.enter_program()
 
         def call(*args: Any) -> Any:
             return getattr(living(number), method)(*as_numpy(args))
 
-        call = guarded(call, self.identity, lambda *_: spec.zeros())
-        return io_callback(call, promised, *args, ordered=True)
+        call = guarded(call, self.identity, lambda *_: poison(promised))
+        return io_callback(call, promised, device_count_of_program(args[0]), *args, ordered=True)
 
     @property
     def _lanes(self) -> tuple[int, ...]:
@@ -158,7 +161,7 @@ class GymnasiumEnvironments(HostData):
         with self._lock:
             if self._ours:
                 self._parts = None
-                _end(self._to_close, self.number)
+                _end(self._to_close)
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -271,7 +274,8 @@ class GymnasiumEnvironments(HostData):
                 f"`{what}` of {self.name} gave {format_spec(array)}, but its observation space "
                 f"promises {format_spec(wanted)}; correct the space or the environment."
             )
-        return np.array(array, jax.dtypes.canonicalize_dtype(space.dtype))
+        name = f"`{what}` of {self.name}"
+        return narrowed(array.astype(space.dtype), canonical(space.dtype), name)
 
     def _numbers(self, found: Any, dtype: Any, what: str) -> np.ndarray:
         array = np.asarray(found)
@@ -280,11 +284,12 @@ class GymnasiumEnvironments(HostData):
                 f"`step` of {self.name} gave {what} of shape {array.shape}; it must give one per "
                 f"environment, ({self.num_envs},)."
             )
+        if array.dtype.kind == "f" and dtype == np.float32:
+            return narrowed(array, np.dtype(np.float32), f"{what} of {self.name}").copy()
         return array.astype(dtype)
 
 
-def _end(envs: list[Any], number: int) -> None:
-    forget_kept(number)
+def _end(envs: list[Any]) -> None:
     while envs:
         envs.pop().close()
 

@@ -7,11 +7,14 @@ from typing import Any, Generic, TypeVar
 import jax
 import numpy as np
 
+from ..core.array_trees import array_leaves, refuse_list
 from ..core.errors import PipelineError
+from ..core.fitting import check_fits
 from ..core.ordering import Order, as_order
 from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.spec import Spec, is_array_like, spec_of
+from ..core.rows import narrow
+from ..core.spec import Spec, spec_of
 from ..device.gather import take_rows
 from ..device.storage import settle
 from ..device.words import WordRows
@@ -45,6 +48,7 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
 
     def __init__(self, data: T, ordering: Any = "shuffle", *, index_key: str | None = None) -> None:
         owner = "ArraySampleSource"
+        refuse_list(data, owner)
         n = one_length(data, owner)
         check_index_key(data, index_key, owner)
         set_fields(
@@ -82,7 +86,7 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
 
     def take(self, indices: jax.Array) -> T:
         values = jax.tree.map(lambda leaf: take_rows(leaf, indices), self.data, is_leaf=_is_rows)
-        return with_index(values, indices, self.index_key)
+        return with_index(values, narrow(indices), self.index_key)
 
 
 def _is_rows(leaf: Any) -> bool:
@@ -101,28 +105,26 @@ def _as_numpy(leaf: Any) -> np.ndarray:
     return np.asarray(leaf)
 
 
+def leaf_name(path: Any) -> str:
+    """How errors call a part of the data."""
+    return f"`data{jax.tree_util.keystr(path)}`"
+
+
 def one_length(data: Any, owner: str, *, files: bool = False) -> int:
     """The common length of all leaves; of arrays in `files` too, where they can be read there."""
-    leaves = jax.tree_util.tree_flatten_with_path(data)[0]
-    if not leaves:
-        raise PipelineError(f"{owner}: `data` holds no arrays, got {data!r}.")
     lengths: dict[str, int] = {}
-    for path, leaf in leaves:
-        name = "`data" + jax.tree_util.keystr(path) + "`"
+    for name, leaf in array_leaves(data, owner, "data"):
         if isinstance(leaf, np.memmap) and not files:
             raise PipelineError(
                 f"{owner}: {name} is a file mapped into memory; write `MemmapSource(data)` to read "
                 f"it there, or `np.array(...)` around it to load it into memory."
             )
-        if isinstance(leaf, bool | int | float | complex) or not is_array_like(leaf):
-            raise PipelineError(
-                f"{owner}: {name} must be an array, got {type(leaf).__name__} ({leaf!r:.60}); "
-                f"write `np.asarray(...)` around lists, and turn text into numbers first."
-            )
         if leaf.ndim == 0:
             raise PipelineError(
                 f"{owner}: {name} has no axis to take elements from; give it one leading axis."
             )
+        if isinstance(leaf, np.ndarray) and not isinstance(leaf, np.memmap):
+            check_fits(leaf, f"{owner}: {name}")  # files are looked at as they are read
         lengths[name] = leaf.shape[0]
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())

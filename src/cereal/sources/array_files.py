@@ -24,6 +24,7 @@ import jax
 import numpy as np
 from numpy.lib import format as npy
 
+from ..core.array_trees import array_leaves
 from ..core.atomic import as_usual, write_atomically
 from ..core.errors import PipelineError
 from ..core.paths import as_path
@@ -50,17 +51,13 @@ def save_arrays(path: str | os.PathLike[str], tree: Any, *, overwrite: bool = Fa
     ['tree.json', 'x.npy', 'y.npy']
     """
     target = as_path(path, "path", "save_arrays")
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    for where, leaf in leaves:
-        name = "tree" + jax.tree_util.keystr(where)
-        keys = hasattr(leaf, "dtype") and not isinstance(leaf.dtype, np.dtype)
-        if keys or not hasattr(leaf, "shape") or not is_array_like(leaf):
+    leaves = array_leaves(tree, "save_arrays", "tree")
+    for name, leaf in leaves:
+        if not isinstance(leaf.dtype, np.dtype):
             raise PipelineError(
-                f"save_arrays: `{name}` must be an array of numbers, got {type(leaf).__name__} "
-                f"({leaf!r:.40}); write `np.asarray(...)` around it."
+                f"save_arrays: {name} must be an array of numbers, got {leaf.dtype}; for random "
+                f"keys write `jax.random.key_data(keys)`."
             )
-    if not leaves:
-        raise PipelineError(f"save_arrays: the tree holds no arrays, got {tree!r:.60}.")
     if target.exists() and not overwrite:
         raise _exists(target)
     if target.suffix == ".npy":

@@ -20,6 +20,7 @@ class ByElement(HostIndexed[T_co]):
 
     data: Any
     spec: Spec
+    by_epoch: bool  # whether the data asks for the epoch
 
     @property
     def quick(self) -> bool:
@@ -27,6 +28,10 @@ class ByElement(HostIndexed[T_co]):
 
     def element_spec(self) -> Any:
         return self.spec.tree
+
+    @property
+    def varies(self) -> bool:
+        return self.by_epoch
 
     def produce(self, rows: Rows) -> Taken:
         return self.data.read(self.label, rows)
@@ -41,15 +46,17 @@ class ByElement(HostIndexed[T_co]):
 
 
 class ElementData(HostData):
-    """The data of such a source: something that gives the element at an index."""
+    """The data of such a source: something that gives the element at an index (`one`), and if it
+    depends on the epoch, at an index in an epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_epoch: bool = False) -> None:
         super().__init__()
         self.sample: Any = None
+        self.by_epoch = by_epoch
 
     @abstractmethod
-    def one(self, index: int) -> Any:
-        """The element at an index."""
+    def one(self, *at: int) -> Any:
+        """The element at an index; if it is `by_epoch`, at an index and an epoch."""
 
     def read(self, label: str, rows: Rows) -> Taken:
         indices, read = rows.index.tolist(), self.one
@@ -57,4 +64,9 @@ class ElementData(HostData):
         def one(lane: int) -> Any:
             return at_element(label, rows, lane, lambda: read(indices[lane]))
 
-        return Taken(len(indices), one=one)
+        epochs = rows.epoch.tolist() if self.by_epoch else []
+
+        def one_in_epoch(lane: int) -> Any:
+            return at_element(label, rows, lane, lambda: read(indices[lane], epochs[lane]))
+
+        return Taken(len(indices), one=one_in_epoch if self.by_epoch else one)

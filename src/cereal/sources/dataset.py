@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
+from ..core.array_trees import array_leaves, is_frame, leaves_of_tree, refuse_no_data
 from ..core.errors import PipelineError
 from ..core.host import one_by_one
 from ..core.ordering import Order, Sequential, as_order
-from ..core.permutation import MAX_TRACED
+from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.reading import reading
 from ..core.rows import Rows
@@ -20,6 +22,7 @@ from ..core.spec import Spec, is_array_like
 from ..core.taken import Taken, spec_of_element
 from .array import ArraySampleSource
 from .by_element import ByElement, ElementData
+from .grain_epochs import Epochs, epochs_of
 from .memmap import MemmapSource
 
 _OWNER = "DatasetSource"
@@ -32,7 +35,9 @@ class DatasetSource(ByElement[Any]):
         torch, Hugging Face, TFDS, Grain, a list      dataset[i]  ->  an element, anything
 
     With `__getitems__(indices)`, a batch is read in one call. It is called from several threads.
-    A dataset that stands first in a loader's list becomes this by itself.
+    A dataset that stands first in a loader's list becomes this by itself, and is read in its own
+    order; `DatasetSource(dataset, ordering="shuffle")` shuffles it. A Grain dataset that shuffles
+    or augments does so anew in every epoch, as it does in Grain: `dataset[epoch * len + index]`.
 
     >>> import cereal
     >>> words = ["a", "bb", "ccc", "dddd"]
@@ -46,13 +51,24 @@ class DatasetSource(ByElement[Any]):
     data: Any
     n: int = static_field()
     spec: Spec = static_field()
+    epochs: Epochs = static_field(default="same")
     ordering: Order = Sequential()  # the constructor sets it
 
     def __init__(self, dataset: Any, ordering: Any = "sequential") -> None:
         n = _length(dataset)
         order = as_order(ordering, n, _OWNER)
-        set_fields(self, data=_Dataset(dataset), n=n, ordering=order)
+        epochs = epochs_of(dataset)
+        set_fields(self, data=_Dataset(dataset, n if epochs != "same" else 0), n=n, ordering=order)
+        set_fields(self, epochs=epochs)
         set_fields(self, spec=Spec(spec_of_element(self.sample())))
+
+    @property
+    def by_epoch(self) -> bool:  # type: ignore[override]
+        return self.epochs != "same"
+
+    @property
+    def fixed(self) -> bool:
+        return self.epochs != "moved"
 
     def __len__(self) -> int:
         return self.n
@@ -69,6 +85,7 @@ def _length(dataset: Any) -> int:
             f"{_OWNER}: `dataset` is the class {dataset.__name__}, not an instance; write "
             f"`{dataset.__name__}(...)`."
         )
+    refuse_no_data(dataset, _OWNER, "dataset")
     if not is_dataset(dataset):
         hint = "; for what only iterates, write `IterableSource(lambda: iter(...))`"
         raise PipelineError(
@@ -82,10 +99,10 @@ def _length(dataset: Any) -> int:
             f"{_OWNER}: the length of a {type(dataset).__name__} is not known ({error}); for what "
             f"only iterates, write `IterableSource(lambda: iter(...))`."
         ) from error
-    if n < 1 or n > MAX_TRACED:
+    if n < 1 or n > MAX_HOST:
         raise PipelineError(
             f"{_OWNER}: the dataset has {n} elements; there must be at least one, and at most "
-            f"{MAX_TRACED}."
+            f"{MAX_HOST}."
         )
     return n
 
@@ -98,16 +115,20 @@ def is_dataset(value: Any) -> bool:
 
 
 class _Dataset(ElementData):
-    def __init__(self, dataset: Any) -> None:
-        super().__init__()
-        self.dataset = dataset
-        self._many = getattr(dataset, "__getitems__", None)
+    """A dataset; `stride` is how far apart the epochs of one of Grain's begin, 0 of others."""
 
-    def one(self, index: int) -> Any:
+    def __init__(self, dataset: Any, stride: int = 0) -> None:
+        super().__init__(by_epoch=stride > 0)
+        self.dataset, self._stride = dataset, stride
+        self._many = getattr(dataset, "__getitems__", None)
+        if stride:
+            self.one = partial(_in_epoch, dataset, stride)  # type: ignore[method-assign]
+
+    def one(self, index: int) -> Any:  # type: ignore[override]
         return self.dataset[index]
 
     def read(self, label: str, rows: Rows) -> Taken:
-        if self._many is None or len(rows.index) == 1:
+        if self._many is None or self.by_epoch or len(rows.index) == 1:
             return super().read(label, rows)
         many, indices, here = self._many, rows.index.tolist(), reading()
         try:
@@ -128,7 +149,11 @@ class _Dataset(ElementData):
         return self.dataset
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Dataset, (self.dataset,)
+        return _Dataset, (self.dataset, self._stride)
+
+
+def _in_epoch(dataset: Any, stride: int, index: int, epoch: int) -> Any:
+    return dataset[epoch * stride + index]
 
 
 class InMemoryDataset(ABC):
@@ -141,6 +166,7 @@ class InMemoryDataset(ABC):
 
 def as_source(value: Any) -> Any:
     """The source that this data is: arrays, arrays in files, or a dataset; None: no data."""
+    refuse_no_data(value, "stage 0", "data")
     if hasattr(value, "__next__"):
         return None
     if isinstance(value, type) or (callable(value) and not is_dataset(value)):
@@ -148,12 +174,16 @@ def as_source(value: Any) -> Any:
     if isinstance(value, InMemoryDataset):
         return ArraySampleSource(value.as_array_dict(), ordering="sequential")
     # A list is a list of elements, and may be long.
-    leaves = [] if isinstance(value, list) else jax.tree.leaves(value)
-    arrays = bool(leaves) and all(_is_array(leaf) for leaf in leaves)
-    if arrays and any(isinstance(leaf, np.memmap) for leaf in leaves):
+    named = [] if isinstance(value, list) else leaves_of_tree(value, "stage 0", "data")
+    arrays = bool(named) and all(_is_array(leaf) for _, leaf in named)
+    if arrays and any(isinstance(leaf, np.memmap) for _, leaf in named):
         return MemmapSource(value, ordering="sequential")
     if arrays:
         return ArraySampleSource(value, ordering="sequential")
+    if isinstance(value, Mapping) and any(
+        isinstance(x, np.ndarray) or is_frame(x) for _, x in named
+    ):
+        array_leaves(value, "stage 0", "data")  # says which of them is no array of numbers
     return DatasetSource(value) if is_dataset(value) else None
 
 

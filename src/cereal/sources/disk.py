@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import PipelineError
+from ..core.function import arguments_taken
 from ..core.numbers import as_count
 from ..core.ordering import Order, Sequential, as_order
+from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import Spec, as_override
 from ..core.taken import spec_of_element
@@ -22,6 +24,9 @@ class DiskSampleSource(ByElement[Any]):
 
         i  --sample_fn-->  {"image": <PIL image>, "label": 3}      anything, up to batching
 
+    If `sample_fn` takes a second argument, it is the number of the epoch: `sample_fn(i, epoch)`
+    may give another view of the same element every time. The same epoch gives the same elements
+    again, also after a restart, so the function must depend on nothing else.
     `sample_spec`, a tree of `jax.ShapeDtypeStruct`, says what elements look like; without it one
     element is read to see. `prefetch_size` elements are read ahead, at least two batches;
     `DataLoader(prefetch=...)` overrides it. `sample_fn` is called from several threads.
@@ -39,26 +44,32 @@ class DiskSampleSource(ByElement[Any]):
     n: int = static_field()
     spec: Spec = static_field()
     prefetch_size: int = static_field(default=64)
+    by_epoch: bool = static_field(default=False)
     ordering: Order = Sequential()  # the constructor sets it
 
     def __init__(
         self,
         length: int,
-        sample_fn: Callable[[int], Any],
+        sample_fn: Callable[..., Any],
         sample_spec: Any = None,
         ordering: Any = "shuffle",
         prefetch_size: int = 64,
     ) -> None:
         n = as_count(length, "length", _OWNER)
+        if n > MAX_HOST:
+            raise PipelineError(
+                f"{_OWNER}: {n} elements are more than can be counted ({MAX_HOST})."
+            )
         ahead = as_count(prefetch_size, "prefetch_size", _OWNER)
         if not callable(sample_fn):
             raise PipelineError(
                 f"{_OWNER}: `sample_fn` must be a function from an index to an element, got "
                 f"{type(sample_fn).__name__} ({sample_fn!r:.60})."
             )
-        data = _Function(sample_fn)
+        data = _Function(sample_fn, _takes_epoch(sample_fn))
         order = as_order(ordering, n, _OWNER)
         set_fields(self, data=data, n=n, prefetch_size=ahead, ordering=order)
+        set_fields(self, by_epoch=data.by_epoch)
         promised = as_override(sample_spec, _OWNER, "sample_spec")
         if promised is None:
             sample = self.sample()
@@ -82,9 +93,21 @@ class DiskSampleSource(ByElement[Any]):
         return f"{_OWNER}({self.data.name}, ordering={self.order.name})"
 
 
+def _takes_epoch(sample_fn: Any) -> bool:
+    names = arguments_taken(sample_fn, ("index", "epoch"), least=1)
+    if names[1:] in (("key",), ("rng",), ("seed",), ("generator",)):
+        raise PipelineError(
+            f"{_OWNER}: the second argument of `sample_fn` is the number of the epoch, and this "
+            f"one is called `{names[1]}`; write `sample_fn(index, epoch)`, and what is random into "
+            f"a `HostRandomMapTransform(fn)` after it, whose `fn(element, rng)` is given a "
+            f"generator for every element of every epoch."
+        )
+    return len(names) > 1
+
+
 class _Function(ElementData):
-    def __init__(self, fn: Callable[[int], Any]) -> None:
-        super().__init__()
+    def __init__(self, fn: Callable[..., Any], by_epoch: bool = False) -> None:
+        super().__init__(by_epoch)
         self.one = fn  # type: ignore[method-assign]
 
     @property
@@ -96,4 +119,4 @@ class _Function(ElementData):
         return self.one
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Function, (self.one,)
+        return _Function, (self.one, self.by_epoch)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from ..core.errors import PipelineError
+from ..core.function import arguments_taken
 from ..core.numbers import as_whole
 from ..core.ordering import Order, Sequential
-from ..core.permutation import MAX_TRACED
+from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import Spec
 from ..core.taken import spec_of_element
@@ -27,8 +27,12 @@ class IterableSource(ByElement[Any]):
 
     A position is found again by the iterator's own state, if it has one (`get_state` and
     `set_state`, or `state_dict` and `load_state_dict`): the loader's state carries it. Otherwise,
-    by skipping elements, so the iterator must give the same ones every time. If `make_iterator`
-    takes an argument, it is the number of the epoch.
+    by skipping elements, so the iterator must give the same ones every time.
+
+    What `make_iterator` is given is asked of its signature: nothing, `make_iterator(epoch)`, or
+    `make_iterator(epoch, key)`, for epochs that differ. `epoch` counts from 0; `key` is that of
+    the loader's state as two words, a NumPy array of uint32: `np.random.default_rng([*key, epoch])`
+    and `jax.random.wrap_key_data(key)` take it. The same epoch and key must give the same elements.
 
     `length` is the number of elements; without it an epoch ends when the iterator does: the last
     batch is padded and masked, `scan_epoch` needs `steps=`, and `next_batch`, which cannot know of
@@ -43,18 +47,25 @@ class IterableSource(ByElement[Any]):
     [[0, 1], [4, 9], [16]]
     """
 
+    no_ordering: ClassVar[str] = (
+        "what only iterates has its own order: shuffle in `make_iterator(epoch, key)`, which is "
+        "given the number of the epoch and the loader's key; what can be read by index is "
+        '`DatasetSource(dataset, ordering="shuffle")`'
+    )
+
     data: Any
     n: int = static_field()
     spec: Spec = static_field()
     unknown: bool = static_field(default=False)  # how many elements there are
     by_epoch: bool = static_field(default=False)  # whether epochs differ
+    by_key: bool = static_field(default=False)  # and keys
     ordering: Order = Sequential()
 
     def __init__(
         self, make_iterator: Callable[..., Iterable[Any]], *, length: int | None = None
     ) -> None:
         n = None if length is None else as_whole(length)
-        if length is not None and (n is None or not 1 <= n <= MAX_TRACED):
+        if length is not None and (n is None or not 1 <= n < MAX_HOST):
             raise PipelineError(f"{_OWNER}: `length` must be a positive integer, got {length!r}.")
         if not callable(make_iterator):
             kind = type(make_iterator).__name__
@@ -62,10 +73,11 @@ class IterableSource(ByElement[Any]):
                 f"{_OWNER}: `make_iterator` must be a function that makes a new iterator, got "
                 f"{kind}; write `{_OWNER}(lambda: iter(...))`, so that a second epoch can begin."
             )
-        data = StreamData(make_iterator, n, _takes_epoch(make_iterator))
-        size = MAX_TRACED if n is None else n
+        given = _arguments(make_iterator)
+        data = StreamData(make_iterator, n, given)
+        size = MAX_HOST if n is None else n
         set_fields(self, data=data, n=size, unknown=n is None, ordering=Sequential())
-        set_fields(self, by_epoch=data.with_epoch)
+        set_fields(self, by_epoch=given > 0, by_key=given > 1)
         set_fields(self, spec=Spec(spec_of_element(data.first(self.label))))
 
     def __len__(self) -> int:
@@ -84,6 +96,10 @@ class IterableSource(ByElement[Any]):
         return not self.by_epoch
 
     @property
+    def keyed(self) -> bool:
+        return self.by_key
+
+    @property
     def masks_on_host(self) -> bool:
         return self.unknown
 
@@ -100,10 +116,13 @@ class IterableSource(ByElement[Any]):
         return f"{_OWNER}({self.data.name}{length})"
 
 
-def _takes_epoch(make: Callable[..., Any]) -> bool:
-    try:
-        parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
+def _arguments(make: Any) -> int:
+    """How many arguments it is called with: none, the epoch, the epoch and the key."""
+    names = arguments_taken(make, ("epoch", "key"))
+    if names[:1] in (("key",), ("rng",), ("seed",)) or names[1:] == ("epoch",):
+        raise PipelineError(
+            f"{_OWNER}: the first argument of `make_iterator` is the number of the epoch, and the "
+            f"second the key; this one is `make_iterator({', '.join(names)})`: write "
+            f"`make_iterator(epoch, key)`."
+        )
+    return len(names)

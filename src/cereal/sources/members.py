@@ -38,6 +38,10 @@ class OverMembers(IndexedSource[T_co]):
         return all(member.fixed for member in self.members)
 
     @property
+    def varies(self) -> bool:
+        return any(member.varies for member in self.members)
+
+    @property
     def once(self) -> bool:
         return all(member.once for member in self.members)
 

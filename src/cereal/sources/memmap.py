@@ -9,15 +9,16 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..core.array_trees import refuse_list
 from ..core.errors import PipelineError
+from ..core.fitting import canonical, narrowed
 from ..core.host import HostIndexed
 from ..core.numbers import as_whole
 from ..core.ordering import Order, Sequential, as_order
-from ..core.permutation import MAX_TRACED
+from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import Spec, spec_of
-from ..core.taken import canonical
-from .array import one_length
+from .array import leaf_name, one_length
 from .array_files import open_arrays
 from .arrays_on_host import take_rows_on_host
 from .mapped import MappedArrays
@@ -65,11 +66,13 @@ class MemmapSource(HostIndexed[Any]):
         if isinstance(data, str | os.PathLike):
             where = Path(data).name
             data = open_arrays(data, _OWNER)
+        else:
+            refuse_list(data, _OWNER)
         n = one_length(data, _OWNER, files=True)
-        if n < 1 or n > MAX_TRACED:
+        if n < 1 or n > MAX_HOST:
             raise PipelineError(
                 f"{_OWNER}: the arrays have {n} rows; there must be at least one, and at most "
-                f"{MAX_TRACED}."
+                f"{MAX_HOST}."
             )
         spec = Spec(jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), data))
         order = as_order(ordering, n, _OWNER)
@@ -102,16 +105,16 @@ class _Rows(MappedArrays):
         super().__init__(tree)
         self.where = where
         # Plain arrays: indexing a memmap makes memmaps, which takes time.
-        leaves, self._structure = jax.tree.flatten(self.tree)
-        self._leaves = [np.asarray(leaf) for leaf in leaves]
+        paths, self._structure = jax.tree_util.tree_flatten_with_path(self.tree)
+        self._leaves = [(np.asarray(leaf), leaf_name(path)) for path, leaf in paths]
 
     def rows(self, indices: np.ndarray) -> Any:
-        taken = [_take(leaf, indices) for leaf in self._leaves]
+        taken = [_take(leaf, indices, name) for leaf, name in self._leaves]
         return jax.tree.unflatten(self._structure, taken)
 
 
-def _take(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+def _take(array: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
     dtype = canonical(array.dtype)
     if dtype != array.dtype or not array.flags.c_contiguous:
-        return array[indices].astype(dtype)
+        return narrowed(array[indices], dtype, name)
     return take_rows_on_host(array, indices)

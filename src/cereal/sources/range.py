@@ -15,7 +15,7 @@ from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
 from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.rows import Rows
+from ..core.rows import Rows, narrow
 from ..core.taken import Taken
 from .index_key import check_index_key, with_index
 
@@ -97,6 +97,7 @@ class RangeSource(IndexedSource[jax.Array]):
         return spec if self.index_key is None else {"value": spec, self.index_key: spec}
 
     def take(self, indices: jax.Array) -> Any:
+        indices = narrow(indices)
         values = indices + jnp.int32(self.start)
         return (
             values

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 from ..core.branches import part_salt
@@ -18,6 +19,7 @@ from ..core.rows import Rows, rows_at
 from ..core.source import Source
 from ..core.spec import Spec
 from ..core.taken import Taken
+from .dataset import is_dataset
 from .members import OverMembers
 from .store import Store, make_store
 
@@ -159,8 +161,8 @@ def check_part(source: Any, owner: str, what: str) -> None:
         )
     if not isinstance(source, Source):
         raise PipelineError(
-            f"{owner}: {what} must be a source, got {type(source).__name__}; for arrays write "
-            f"`ArraySampleSource(data)`."
+            f"{owner}: {what} must be a source, got {type(source).__name__}; "
+            f"{_instead(source, owner, what)}."
         )
     if not isinstance(source, IndexedSource):
         batched = isinstance(source, Positional)
@@ -173,6 +175,11 @@ def check_part(source: Any, owner: str, what: str) -> None:
             f"iterators before, in `make_iterator`, or write the data with `save_arrays` first."
         )
     _ = source.length  # complains about what is empty or too long
+    if len(source) > MAX_TRACED:
+        raise PipelineError(
+            f"{owner}: {what}, {source.label}, has {len(source)} elements, and what is made of "
+            f"sources counts to {MAX_TRACED}; choose elements in the function that reads them."
+        )
     if source.callbacks:
         raise PipelineError(
             f"{owner}: {what} has a HostCallbackTransform, which runs once per batch; put it after "
@@ -185,6 +192,19 @@ def check_part(source: Any, owner: str, what: str) -> None:
             f"it, choose elements with `SliceSource(source, indices)`, and give the order to what "
             f"is outermost."
         )
+
+
+def _instead(value: Any, owner: str, what: str) -> str:
+    """What to write for data that is no source yet."""
+    if hasattr(value, "next_batch") and hasattr(value, "scan_epoch"):
+        return "a loader is the end of a pipeline; give the source, and build loaders of the result"
+    leaves = [] if isinstance(value, list) else jax.tree.leaves(value)
+    arrays = bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
+    kind, made = "arrays", "ArraySampleSource(data)"
+    if is_dataset(value) and not arrays:
+        kind, made = "a dataset", 'DatasetSource(dataset, ordering="shuffle")'
+    call = f"{owner}({made}, ...)" if what == "`source`" else made
+    return f"for {kind} write `{call}`"
 
 
 def _check_specs(sources: Sequence[Any], owner: str) -> None:

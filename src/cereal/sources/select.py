@@ -12,9 +12,9 @@ import jax.core
 import numpy as np
 
 from ..core.atomic import write_atomically
+from ..core.cache_name import Named, check_version, name_of
 from ..core.capture import staging
-from ..core.digest import digest
-from ..core.elements import chunks_of, read_elements
+from ..core.elements import chunks_of, few_true, read_elements
 from ..core.errors import PipelineError, UsageError
 from ..core.function import Function, as_decision, as_function
 from ..core.paths import as_path
@@ -30,6 +30,7 @@ def select(
     fn: Callable[[Any], Any],
     *,
     cache: str | os.PathLike[str] | None = None,
+    version: int | str | None = None,
     ordering: Any = None,
 ) -> SliceSource[T]:
     """A source of those elements for which `fn(element)` is True.
@@ -38,8 +39,10 @@ def select(
 
     Reads the data once, compiled, when it is called; then it is an indexed source like others,
     with a length, and four bytes for every survivor. With `cache`, a folder, the outcome is kept
-    there as a bit for each element, and found again as long as data and `fn` are the same. To keep
-    elements in their place and only mask them, use `FilterTransform`.
+    there as a bit for each element, and found again as long as data and `fn` are the same; a few
+    are decided again, and a difference is an error. `version`, a number or a word, is part of the
+    file's name: set another one to select anew. To keep elements in their place and only mask
+    them, use `FilterTransform`.
 
     >>> import cereal
     >>> even = cereal.select(cereal.RangeSource(8), lambda x: x % 2 == 0)
@@ -62,8 +65,17 @@ def select(
     indexed: Any = source
     _check_stable(indexed)
     _check_decision(indexed, function)
-    folder = None if cache is None else as_path(cache, "cache", owner)
-    keep = _kept(indexed, function) if folder is None else _cached(indexed, function, folder)
+    check_version(version, owner)
+    if cache is None and version is not None:
+        raise PipelineError(
+            f"{owner}: `version={version!r}` is part of the name of a file, and there is none "
+            f"without `cache=folder`; leave it out, or pass a folder."
+        )
+    if cache is None:
+        keep = _kept(indexed, function)
+    else:
+        folder, line = as_path(cache, "cache", owner), "select(source, fn, cache=folder, version=1)"
+        keep = _cached(indexed, function, Named(str(folder), version, owner, line))
     chosen = np.flatnonzero(keep)
     if not len(chosen):
         raise PipelineError(
@@ -74,8 +86,9 @@ def select(
 
 
 def _check_stable(source: Any) -> None:
-    if source.random_stages or not source.fixed:
+    if source.random_stages or source.varies or not source.fixed:
         what = "has a random stage" if source.random_stages else "mixes sources"
+        what = "reads data that depends on the epoch" if source.varies else what
         raise PipelineError(
             f"select: {source.label} {what}, so its elements change from epoch to epoch; select "
             f"first, or mask with FilterTransform(fn)."
@@ -101,22 +114,47 @@ def _decide(function: Function, values: Any) -> Any:
 
 def _kept(source: Any, function: Function) -> np.ndarray:
     """For every element, whether it is kept."""
-    kept = []
-    for chunk in chunks_of(source, np.arange(len(source))):
-        values, mask = read_elements(source, chunk)
-        keep = np.asarray(_decide(function, values))
-        kept.append(keep if mask is None else keep & np.asarray(mask))
-    return np.concatenate(kept)
+    chunks = chunks_of(source, np.arange(len(source)))
+    return np.concatenate([_kept_of(source, function, chunk) for chunk in chunks])
 
 
-def _cached(source: Any, function: Function, folder: Path) -> np.ndarray:
+def _kept_of(source: Any, function: Function, indices: np.ndarray) -> np.ndarray:
+    values, mask = read_elements(source, indices)
+    keep = np.asarray(_decide(function, values))
+    return keep if mask is None else keep & np.asarray(mask)
+
+
+def _cached(source: Any, function: Function, named: Named) -> np.ndarray:
     n = len(source)
-    path = folder / f"select-{digest(source, function)}.npy"
+    path = Path(named.folder or "").expanduser() / f"select-{name_of(source, named, function)}.npy"
     if (bits := _bits_in(path)) is not None and bits.shape == (-(-n // 8),):
-        return np.unpackbits(bits, count=n).astype(np.bool_)
+        keep = np.unpackbits(bits, count=n).astype(np.bool_)
+        _check_again(source, function, keep, path)
+        return keep
     keep = _kept(source, function)
     write_atomically(path, lambda file: np.save(file, np.packbits(keep), allow_pickle=False))
     return keep
+
+
+def _check_again(source: Any, function: Function, keep: np.ndarray, path: Path) -> None:
+    """Decides about a few elements again, some of each kind: no digest of code is complete."""
+    some = [few_true(each, source) for each in (keep, ~keep)]
+    indices = np.unique(np.concatenate(some))
+    for index in indices[_kept_of(source, function, indices) != keep[indices]]:
+        # A program for few may round otherwise: as it was decided, then.
+        chunk = next(x for x in chunks_of(source, np.arange(len(source))) if x[-1] >= index)
+        found = [_kept_of(source, function, chunk)[index - chunk[0]] for _ in range(2)]
+        if found[0] != found[1]:
+            why = f"`{function.name}`, or what it looks at, is not deterministic; select without"
+            raise PipelineError(f"select: {why} `cache=`, and delete {path}.")
+        if found[0] != keep[index]:
+            raise PipelineError(
+                f"select: element {index} is {'kept' if keep[index] else 'left out'} by {path}, "
+                f"and `{function.name}` says the opposite now. Code or data changed in a way that "
+                f"the file's name, a digest of them, does not show; or it is not deterministic. "
+                f"Write `select(..., cache=folder, version=...)` with another version whenever "
+                f"that code changes, or delete the file."
+            )
 
 
 def _bits_in(path: Path) -> np.ndarray | None:

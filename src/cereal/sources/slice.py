@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
-from ..core.ordering import Order, check_indices, digest_of
+from ..core.ordering import Order, check_indices, digest_of, is_once, times_before
 from ..core.pytree import pytree_dataclass, static_field
 from ..core.route import Route, Run
 from ..core.source import Source
@@ -82,7 +82,9 @@ def _chosen(path: Route, where: Any) -> tuple[Route, str]:
                 f"{where.dtype}{list(where.shape)}."
             )
         n = where.shape[0]
-        return Table(path, where.astype(jnp.int32), n, "traced", False), f"{n} indices"
+        indices = where.astype(jnp.int32)
+        table = Table(path, indices, n, "traced", False, times_before(indices))
+        return table, f"{n} indices"
     if isinstance(where, bool | int | np.integer) or not isinstance(
         where, jax.Array | np.ndarray | list | tuple
     ):
@@ -91,8 +93,9 @@ def _chosen(path: Route, where: Any) -> tuple[Route, str]:
             f"`SliceSource(source, range(0, 100))`."
         )
     indices = check_indices(where, path.n, f"{_OWNER}: the array of indices")
-    once = len(np.unique(indices)) == len(indices)
-    table = Table(path, jnp.asarray(indices), len(indices), digest_of(indices), once)
+    once, n = is_once(indices), len(indices)
+    again = None if once else jnp.asarray(times_before(indices))
+    table = Table(path, jnp.asarray(indices), n, digest_of(indices), once, again)
     return table, f"{len(indices)} indices"
 
 

@@ -10,45 +10,37 @@ or by a new one that skips.
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import copy
 import inspect
-import json
 import logging
 import threading
 import weakref
 from collections import OrderedDict, deque
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.reading import SKIPPED, Failed, annotate, at_element
 from ..core.rows import Rows
 from ..core.taken import Taken
+from ..core.transfer import to_device, to_host
+from .bookmark import BOOKMARK_BYTES, Bookmark, Run, packed, unpacked
 from .by_element import ElementData
 
 _MOST_ITERATORS = 4
 _MOST_BOOKMARKS = 512
-BOOKMARK_BYTES = 4096
 log = logging.getLogger("cereal")
 _STATES = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
-
-
-class Bookmark(NamedTuple):
-    """The state of an iterator that has given so many elements of an epoch."""
-
-    epoch: int
-    position: int
-    state: Any
 
 
 class _Live:
     """An iterator on its way."""
 
-    def __init__(self, made: Any, epoch: int, shared: bool = False) -> None:
-        self.made, self.epoch, self.position = made, epoch, 0
+    def __init__(self, made: Any, run: Run, shared: bool = False) -> None:
+        self.made, self.run, self.position = made, run, 0
         own = (pair for pair in _STATES if all(hasattr(made, n) for n in pair))
         self.own = None if shared else next(own, None)  # a shared one's state is all epochs'
         self.iterator: Any = None
@@ -63,7 +55,7 @@ class _Live:
     def get(self) -> Bookmark:
         assert self.own is not None
         state = copy.deepcopy(getattr(self.made, self.own[0])())
-        return Bookmark(self.epoch, self.position, state)
+        return Bookmark(self.run, self.position, state)
 
     def next(self) -> Any:
         """The next element; if it raises, the position is behind the element that raised."""
@@ -76,7 +68,7 @@ class _Live:
         except Exception as error:
             if inspect.isgenerator(self.iterator):
                 error.add_note("cereal: a generator cannot go on after an error.")
-                raise _Dead(self.epoch, self.position) from error
+                raise _Dead(self.run.epoch, self.position) from error
             self.position += 1
             raise
         self.position += 1
@@ -100,17 +92,19 @@ class _Live:
 class StreamData(ElementData):
     """What an iterable source reads."""
 
-    def __init__(self, make: Any, length: int | None, with_epoch: bool) -> None:
-        super().__init__()
-        self.make, self.length, self.with_epoch = make, length, with_epoch
+    def __init__(self, make: Any, length: int | None, given: int) -> None:
+        super().__init__(by_epoch=given > 0)
+        self.make, self.length = make, length
+        self._given = given  # arguments of `make`: none, the epoch, the epoch and the key
         self.window = 1 << 10  # how far apart positions are that are asked for at one time
         self._lock = threading.RLock()
         self._live: list[_Live] = []  # the latest used last
         self._made: Any = lambda: None  # the iterator that was made last
-        self._held: OrderedDict[tuple[int, int], Any] = OrderedDict()
-        self._ends: dict[int, int] = {}
+        self._held: OrderedDict[tuple[Run, int], Any] = OrderedDict()
+        self._ends: dict[Run, int] = {}
         self._marks: deque[Bookmark] = deque(maxlen=_MOST_BOOKMARKS)
-        self._warned = False
+        self._warned = self._peeking = False
+        self._peeked: dict[tuple[Run, int], Any] = {}
         self.no_bookmark: Any = None
         self.shared = False  # whether one iterable serves all epochs, and its state with it
 
@@ -122,10 +116,11 @@ class StreamData(ElementData):
     def first(self, label: str) -> Any:
         """The first element, to see what elements look like; it will be given to who asks."""
         try:
-            live = self._new(0)
+            run = self._run((0, 0), 0)
+            live = self._new(run)
             if live.own is not None and not hasattr(live.made, "__next__"):
-                self.shared = self._new(0).made is live.made
-                live = self._new(0)
+                self.shared = self._new(run).made is live.made
+                live = self._new(run)
             self.sample = live.next()
         except StopIteration:
             raise PipelineError(f"{label}: the iterator gave no element at all.") from None
@@ -136,42 +131,62 @@ class StreamData(ElementData):
                 f"{label} failed on its first element: {type(cause).__name__}: {message}"
             ) from cause
         self._live.append(live)
-        self._held[0, 0] = self.sample
+        self._held[run, 0] = self.sample
         if live.own is not None:
             self.no_bookmark = np.zeros(BOOKMARK_BYTES, np.uint8)
         return self.sample
 
-    def end_of(self, epoch: int) -> int | None:
+    def _run(self, key: Any, epoch: int) -> Run:
+        return Run(epoch, (int(key[0]), int(key[1])) if self._given > 1 else None)
+
+    @contextlib.contextmanager
+    def peeked(self) -> Iterator[None]:
+        """Within it, what is read will be given again to who asks, without another iterator."""
+        self._peeking = True
+        try:
+            yield
+        finally:
+            self._peeking = False
+            self.window = max(self.window, len(self._peeked))
+            for at, value in self._peeked.items():
+                self._hold(at, value)
+            self._peeked.clear()
+
+    def end_of(self, key: Any, epoch: int) -> int | None:
         """How many elements an epoch has, if its end was seen."""
-        return self._ends.get(epoch)
+        return self._ends.get(self._run(key, epoch))
 
     def read(self, label: str, rows: Rows) -> Taken:
         values = []
         epochs, positions = rows.epoch.tolist(), rows.index.tolist()
+        runs = {epoch: self._run(rows.key, epoch) for epoch in set(epochs)}
+        places = [(runs[epoch], at) for epoch, at in zip(epochs, positions, strict=True)]
         with self._lock:
-            for lane, at in enumerate(zip(epochs, positions, strict=True)):
+            for lane, at in enumerate(places):
                 try:
                     value = at_element(label, rows, lane, lambda at=at: self._element(at))
                 except _Dead as dead:
                     raise dead.reported(label, rows) from None
                 values.append(value)
-            self._mark(epochs[-1])
+                if self._peeking and value is not SKIPPED:
+                    self._peeked[at] = value
+            self._mark(places[-1][0])
         keep = np.array([value is not SKIPPED for value in values])
         return Taken(len(values), one=values.__getitem__, keep=keep)
 
-    def _element(self, at: tuple[int, int]) -> Any:
+    def _element(self, at: tuple[Run, int]) -> Any:
         if at in self._held:
             return self._held.pop(at)
-        epoch, position = at
-        if self._ends.get(epoch, position + 1) <= position:
+        run, position = at
+        if self._ends.get(run, position + 1) <= position:
             return SKIPPED
-        live = self._at_or_before(epoch, position)
+        live = self._at_or_before(run, position)
         try:
             if position - live.position > self.window:
                 live.skip_to(position)
             while live.position < position:  # others will ask for these
                 here = live.position
-                self._hold((epoch, here), live.next())
+                self._hold((run, here), live.next())
             if live.position == position:
                 return live.next()
         except StopIteration:
@@ -188,17 +203,18 @@ class StreamData(ElementData):
                 f"IterableSource: the iterator ended after {live.position} elements, and `length` "
                 f"says {self.length}; correct it, or leave it out."
             )
-            raise _Dead(live.epoch, live.position) from error
-        self._ends[live.epoch] = live.position
+            raise _Dead(live.run.epoch, live.position) from error
+        self._ends[live.run] = live.position
         return SKIPPED
 
-    def _hold(self, at: tuple[int, int], value: Any) -> None:
+    def _hold(self, at: tuple[Run, int], value: Any) -> None:
         self._held[at] = value
         while len(self._held) > 2 * self.window:
             self._held.popitem(last=False)
 
-    def _new(self, epoch: int) -> _Live:
-        made = self.make(epoch) if self.with_epoch else self.make()
+    def _new(self, run: Run) -> _Live:
+        key = () if run.key is None else (np.array(run.key, np.uint32),)
+        made = self.make(*(run.epoch, *key)[: self._given])
         if not hasattr(made, "__iter__") and not hasattr(made, "__next__"):
             raise PipelineError(
                 f"IterableSource: `make_iterator` must return something to iterate over, returned "
@@ -213,19 +229,19 @@ class StreamData(ElementData):
             self._made = weakref.ref(made)
         except TypeError:  # built-in iterators cannot be referred to weakly
             self._made = lambda: made
-        return _Live(made, epoch, self.shared)
+        return _Live(made, run, self.shared)
 
-    def _at_or_before(self, epoch: int, position: int) -> _Live:
+    def _at_or_before(self, run: Run, position: int) -> _Live:
         """An iterator that stands at the position, or will come to it: the nearest, or one that
         is set back by a state of its own, if that is nearer."""
-        near = [x for x in self._live if x.epoch == epoch and x.position <= position]
+        near = [x for x in self._live if x.run == run and x.position <= position]
         live = max(near, key=lambda x: x.position, default=None)
-        marks = [m for m in self._marks if m.epoch == epoch and m.position <= position]
+        marks = [m for m in self._marks if m.run == run and m.position <= position]
         mark = max(marks, key=lambda m: m.position, default=None)
         if live is not None and (mark is None or mark.position <= live.position):
             self._live.remove(live)
         else:
-            live = self._new(epoch)
+            live = self._new(run)
             if mark is not None and live.own is not None:
                 live.set(mark)
             live.skip_to(position)
@@ -236,20 +252,21 @@ class StreamData(ElementData):
 
     # The iterator's own state, in the loader's state
 
-    def _mark(self, epoch: int) -> None:
+    def _mark(self, run: Run) -> None:
         for live in self._live[-1:]:
-            if live.own is not None and live.epoch == epoch:
+            if live.own is not None and live.run == run:
                 self._marks.append(live.get())
 
-    def bookmark_at(self, epoch: int, position: int) -> Any:
+    def bookmark_at(self, key: Any, epoch: int, position: int) -> Any:
         """The latest known state of the iterator before a position, as an array of bytes."""
         if self.no_bookmark is None:
             return None
+        run = self._run(key, epoch)
         with self._lock:
-            marks = [m for m in self._marks if m.epoch == epoch and m.position <= position]
+            marks = [m for m in self._marks if m.run == run and m.position <= position]
         best = max(marks, key=lambda m: m.position, default=None)
-        packed = None if best is None else _packed(best)
-        if best is not None and packed is None and not self._warned:
+        coded = None if best is None else packed(best)
+        if best is not None and coded is None and not self._warned:
             self._warned = True
             log.warning(
                 "the state of an iterator of IterableSource(%s) is no plain data of at most %d "
@@ -257,21 +274,21 @@ class StreamData(ElementData):
                 self.name,
                 BOOKMARK_BYTES,
             )
-        return self.no_bookmark if packed is None else packed
+        return self.no_bookmark if coded is None else coded
 
     def bookmark_for(self, words: Any) -> Any:
         """The same for the words of a state, as JAX has it."""
-        _, _, epoch, high, low = (int(word) for word in np.asarray(words))
-        bookmark = self.bookmark_at(epoch, (high << 32) | low)
-        return None if bookmark is None else jnp.asarray(bookmark)
+        *key, epoch, high, low = to_host(words).tolist()
+        bookmark = self.bookmark_at(key, epoch, (high << 32) | low)
+        return None if bookmark is None else to_device(bookmark)
 
     def adopt(self, bookmark: Any) -> None:
         """Takes over the bookmark of a state that was saved."""
-        found = None if bookmark is None else _unpacked(np.asarray(bookmark))
+        found = None if bookmark is None else unpacked(to_host(bookmark))
         if found is not None:
             with self._lock:
-                known = [(mark.epoch, mark.position) for mark in self._marks]
-                if (found.epoch, found.position) not in known:
+                known = [(mark.run, mark.position) for mark in self._marks]
+                if (found.run, found.position) not in known:
                     self._marks.append(found)
 
     def digest_of(self) -> Any:
@@ -281,7 +298,7 @@ class StreamData(ElementData):
         return _again, (
             self.make,
             self.length,
-            self.with_epoch,
+            self._given,
             self.sample,
             self.no_bookmark,
             self.shared,
@@ -308,63 +325,8 @@ class _Dead(BaseException):
 
 
 def _again(
-    make: Any, length: Any, with_epoch: bool, sample: Any, bookmark: Any, shared: bool
+    make: Any, length: Any, given: int, sample: Any, bookmark: Any, shared: bool
 ) -> StreamData:
-    made = StreamData(make, length, with_epoch)
+    made = StreamData(make, length, given)
     made.sample, made.no_bookmark, made.shared = sample, bookmark, shared
     return made
-
-
-def _packed(bookmark: Bookmark) -> np.ndarray | None:
-    """As bytes with their number in front; None if it is too long, or would come back changed."""
-    try:
-        text = json.dumps(list(bookmark), default=_plain)
-        if not _equal(json.loads(text, object_hook=_from_plain), list(bookmark)):
-            return None
-    except (TypeError, ValueError):
-        return None
-    coded = text.encode()
-    if len(coded) + 4 > BOOKMARK_BYTES:
-        return None
-    out = np.zeros(BOOKMARK_BYTES, np.uint8)
-    out[:4] = np.frombuffer(len(coded).to_bytes(4, "little"), np.uint8)
-    out[4 : 4 + len(coded)] = np.frombuffer(coded, np.uint8)
-    return out
-
-
-def _equal(found: Any, given: Any) -> bool:
-    """Whether plain data came back as it was; JSON turns tuples into lists, numbers into keys."""
-    if isinstance(given, dict):
-        return (
-            isinstance(found, dict)
-            and found.keys() == given.keys()
-            and all(_equal(found[key], given[key]) for key in given)
-        )
-    if isinstance(given, list):
-        return (
-            isinstance(found, list)
-            and len(found) == len(given)
-            and all(_equal(a, b) for a, b in zip(found, given, strict=True))
-        )
-    given = given.item() if isinstance(given, np.generic) else given
-    return type(found) is type(given) and found == given
-
-
-def _unpacked(array: np.ndarray) -> Bookmark | None:
-    size = int.from_bytes(array[:4].tobytes(), "little")
-    if not 0 < size <= BOOKMARK_BYTES - 4:
-        return None
-    epoch, position, state = json.loads(array[4 : 4 + size].tobytes(), object_hook=_from_plain)
-    return Bookmark(epoch, position, state)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return {"__bytes__": base64.b64encode(value).decode()}
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"{type(value).__name__} is no plain data")
-
-
-def _from_plain(found: dict[str, Any]) -> Any:
-    return base64.b64decode(found["__bytes__"]) if set(found) == {"__bytes__"} else found

@@ -10,7 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..core.array_trees import refuse_list
 from ..core.errors import PipelineError
+from ..core.fitting import canonical, narrowed
 from ..core.host import HostIndexed
 from ..core.numbers import as_fractions, as_whole
 from ..core.ordering import Order, Sequential, as_order
@@ -19,7 +21,7 @@ from ..core.pytree import pytree_dataclass, set_copy, set_fields, static_field
 from ..core.spec import Spec, spec_of
 from ..device.gather import take_windows
 from ..device.storage import place_array
-from .array import one_length
+from .array import leaf_name, one_length
 from .mapped import MappedArrays
 from .routed import Routed, adopt
 from .slice import SliceSource, make_slice, part_of
@@ -70,6 +72,7 @@ class WindowSource(HostIndexed[Any]):
         predict: int = 0,
         ordering: Any = "shuffle",
     ) -> None:
+        refuse_list(data, _OWNER)
         size = one_length(data, _OWNER, files=True)
         length = _count("length", length, 1)
         stride, predict = _count("stride", stride, 1), _count("predict", predict, 0)
@@ -81,7 +84,7 @@ class WindowSource(HostIndexed[Any]):
             )
         n = (size - whole) // stride + 1
         files = any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(data))
-        if n > MAX_TRACED or (size > MAX_TRACED and not files):
+        if size > MAX_TRACED and not files:
             fix = "raise `stride`, or " if n > MAX_TRACED else ""
             raise PipelineError(
                 f"{_OWNER}: {n} windows over {size} elements are more than compiled code can count "
@@ -145,10 +148,12 @@ class _Files(MappedArrays):
     def windows(self, indices: np.ndarray, stride: int, context: int, predict: int) -> Any:
         starts = indices.astype(np.int64) * stride
 
-        def cut(leaf: Any) -> np.ndarray:
-            return _canonical(_all_windows(np.asarray(leaf), context + predict)[starts])
+        def cut(path: Any, leaf: Any) -> np.ndarray:
+            windows = _all_windows(np.asarray(leaf), context + predict)[starts]
+            return narrowed(windows, canonical(leaf.dtype), lambda: leaf_name(path))
 
-        return _parted(jax.tree.map(cut, self.tree), context, predict, axis=1)
+        found = jax.tree_util.tree_map_with_path(cut, self.tree)
+        return _parted(found, context, predict, axis=1)
 
 
 def _all_windows(array: np.ndarray, length: int) -> np.ndarray:
@@ -156,12 +161,6 @@ def _all_windows(array: np.ndarray, length: int) -> np.ndarray:
     shape = (array.shape[0] - length + 1, length, *array.shape[1:])
     strides = (array.strides[0], *array.strides)
     return np.lib.stride_tricks.as_strided(array, shape, strides, writeable=False)
-
-
-def _canonical(array: np.ndarray) -> np.ndarray:
-    """As JAX takes it: 32 bits unless wide types are on, in this machine's byte order."""
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
-    return array.astype(dtype, copy=not array.flags.owndata)
 
 
 def _parted(windows: Any, context: int, predict: int, axis: int = 0) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,20 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.capture import callers_level
 from ..core.errors import PipelineError
 from ..core.host_data import HostFunction
-from ..core.host_stage import as_host_function, below_host_stage, in_short, stack_batches
+from ..core.host_stage import as_host_function, below_host_stage, stack_batches
 from ..core.numbers import as_count
 from ..core.position import Remainder, steps_in
 from ..core.positional import Positional
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows
 from ..core.source import Mask, Source
-from ..core.spec import Spec, format_spec
+from ..core.spec import Spec, as_override
 from ..core.stage import Transform
-from ..core.taken import as_arrays, check_arrays, spec_of_element
+from ..core.taken import as_arrays, check_arrays
 from ..core.wrapper import PositionalWrapper, StreamWrapper
-from .collated import CollatedBatches, collate_as_arrays
+from .collated import check_batch, collate_with
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -41,6 +43,11 @@ class BatchTransform(Transform[Any, Any]):
     Padding repeats elements of the epoch, so that it is always valid input; the mask tells.
     Batching a second time adds a second axis: [4, 8, ...] microbatches.
 
+    `collate(elements)` makes a batch of a list of elements in another way, in Python: a tree of
+    arrays whose first axis is the batch's, of the same shapes for every batch. The shapes are seen
+    in a first batch, read when the pipeline is built; `spec=`, a tree of `jax.ShapeDtypeStruct` of
+    a whole batch, states them instead.
+
     >>> import cereal
     >>> batches = cereal.BatchTransform(4, pad_last_batch=True)(cereal.RangeSource(6))
     >>> [(batch.tolist(), mask.tolist()) for batch, mask in cereal.DataLoader(batches)]
@@ -51,6 +58,7 @@ class BatchTransform(Transform[Any, Any]):
     drop_last: bool = static_field(default=False)
     pad_last_batch: bool = static_field(default=False)
     collate: Any = None
+    spec: Spec | None = static_field(default=None)
 
     def __init__(
         self,
@@ -59,6 +67,7 @@ class BatchTransform(Transform[Any, Any]):
         drop_last: bool = False,
         pad_last_batch: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
+        spec: Any = None,
     ) -> None:
         size = as_count(batch_size, "batch_size", "BatchTransform")
         if drop_last and pad_last_batch:
@@ -72,6 +81,7 @@ class BatchTransform(Transform[Any, Any]):
             drop_last=bool(drop_last),
             pad_last_batch=bool(pad_last_batch),
             collate=None if collate is None else _as_collate(collate),
+            spec=_as_spec(spec, size, collate),
         )
 
     @property
@@ -122,6 +132,7 @@ class BatchTransform(Transform[Any, Any]):
         batched = Batched(source, self, _agreed(self, source), spec)
         if batched.remainder == "drop":
             _check_fits(batched.lanes, source.length)
+        _warn_of_repeats(batched, source)
         return batched
 
     def _collated(self, source: Source[Any]) -> Source[Any]:
@@ -132,25 +143,10 @@ class BatchTransform(Transform[Any, Any]):
                 f"{self.label} collates elements, but comes after {source.label}; collate in the "
                 f"first BatchTransform."
             )
-        try:
-            sample = collate_as_arrays(self, [source.sample()] * self.batch_size, None)
-        except PipelineError:
-            raise
-        except Exception as error:
-            raise PipelineError(
-                f"{self.label} failed on {format_spec(source.element_spec())}: {in_short(error)}"
-            ) from error
-        spec = Spec(spec_of_element(sample))
-        for path, leaf in jax.tree_util.tree_flatten_with_path(spec.tree)[0]:
-            if leaf.shape[:1] != (self.batch_size,):
-                raise PipelineError(
-                    f"{self.label}: `collate` was given {self.batch_size} elements and returned "
-                    f"`batch{jax.tree_util.keystr(path)}` of shape {leaf.shape}; the first axis "
-                    f"of every array must be {self.batch_size}."
-                )
-        batched = CollatedBatches(source, self, spec)
+        batched = collate_with(self, source)
         if self.drop_last:
             _check_fits(batched.lanes, source.length)
+        _warn_of_repeats(batched, source)
         return batched
 
 
@@ -163,6 +159,18 @@ def root_of(source: Source[Any]) -> Source[Any]:
 
 def _as_collate(collate: Any) -> HostFunction:
     return as_host_function(collate, "BatchTransform", "", "collate")[0]
+
+
+def _as_spec(tree: Any, size: int, collate: Any) -> Spec | None:
+    if tree is not None and collate is None:
+        raise PipelineError(
+            "BatchTransform: `spec=` says what a `collate=` function returns, and there is none; "
+            "leave it out: elements are stacked."
+        )
+    spec = as_override(tree, "BatchTransform", "spec")
+    if spec is not None:
+        check_batch(spec, size, "BatchTransform: `spec` says", "of a batch, not of an element:")
+    return spec
 
 
 def _repeated(tree: Any, size: int) -> Any:
@@ -191,6 +199,20 @@ def _agreed(batch: BatchTransform, source: Positional[Any]) -> Remainder:
     )
 
 
+def _warn_of_repeats(batched: Positional[Any], source: Positional[Any]) -> None:
+    """Says it once if every batch has elements several times."""
+    size, n = batched.plan.batch, source.length
+    if batched.remainder != "wrap" or source.order.samples or not source.plan.batch <= n < size:
+        return
+    warnings.warn(
+        f"{batched.label} over {n} element{'s' if n > 1 else ''}: a batch is larger than the data, "
+        f"so every batch has elements several times, of {-(-size // n)} epochs or more; for one "
+        f"batch with all elements write `BatchTransform({n})`, or pass `pad_last_batch=True` and "
+        f"use the mask. (If it is meant, `RepeatSource(source, {-(-size // n)})` says so.)",
+        stacklevel=callers_level(),
+    )
+
+
 @pytree_dataclass
 class Batched(PositionalWrapper[T_co]):
     """Batches of an indexed pipeline: rows of one more axis."""
@@ -207,6 +229,10 @@ class Batched(PositionalWrapper[T_co]):
     @property
     def lanes(self) -> tuple[int, ...]:
         return (self.batch.batch_size, *self.source.lanes)
+
+    @property
+    def mask_shape(self) -> tuple[int, ...]:
+        return (self.batch.batch_size, *self.source.mask_shape)
 
     @property
     def remainder(self) -> Remainder:
@@ -271,6 +297,10 @@ class BatchedStream(StreamWrapper[T_co]):
     @property
     def lanes(self) -> tuple[int, ...]:
         return (self.batch.batch_size, *self.source.lanes)
+
+    @property
+    def mask_shape(self) -> tuple[int, ...]:
+        return (self.batch.batch_size, *self.source.mask_shape)
 
     @property
     def steps_per_epoch(self) -> int:  # type: ignore[override]

@@ -11,11 +11,13 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.cache_name import Named, check_version
 from ..core.elements import chunks_of, read_elements
 from ..core.errors import PipelineError
 from ..core.gathered import explicit_mesh
 from ..core.host import HostIndexed
 from ..core.ordering import Order
+from ..core.permutation import MAX_TRACED
 from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows
@@ -41,7 +43,10 @@ class CacheTransform(Transform[Any, Any]):
     where=path       in files in that folder, filled as elements are read: the next run finds them
 
     A cache in files is found again by a digest of what is above it: other data, another function
-    or another option makes another cache. Stop it at any time; what was read stays. Inside of
+    or another option makes another cache. Since no digest of code sees everything, a few elements
+    are computed again when it is opened, and a difference is an error. `version`, a number or a
+    word, is part of its name: set another one to begin anew, or where functions hold what has no
+    digest. Stop it at any time, or kill it: all but the last few seconds' work stays. Inside of
     your own `jit` and in `scan_epoch`, what is missing is read before the program runs. Random
     stages must come below it, or every epoch would see the same augmentation.
 
@@ -55,18 +60,32 @@ class CacheTransform(Transform[Any, Any]):
 
     where: str = static_field(default="device")
     folder: str | None = static_field(default=None)
+    version: int | str | None = static_field(default=None)
 
-    def __init__(self, where: str | os.PathLike[str] = "device") -> None:
+    def __init__(
+        self,
+        where: str | os.PathLike[str] = "device",
+        *,
+        version: int | str | None = None,
+    ) -> None:
         if not isinstance(where, str | os.PathLike) or where == "":
             raise PipelineError(
                 f'CacheTransform: `where` must be "device", "host" or a folder, got {where!r:.60}.'
             )
         named = isinstance(where, str) and where in ("device", "host")
-        set_fields(self, where=os.fspath(where), folder=None if named else os.fspath(where))
+        folder = None if named else os.fspath(where)
+        check_version(version, "CacheTransform")
+        if version is not None and folder is None:
+            raise PipelineError(
+                f"CacheTransform: `version={version!r}` is part of the name of files, and "
+                f"{where!r} has none; leave it out, or pass a folder."
+            )
+        set_fields(self, where=os.fspath(where), folder=folder, version=version)
 
     @property
     def label(self) -> str:
-        return f"CacheTransform({self.where!r})"
+        version = "" if self.version is None else f", version={self.version!r}"
+        return f"CacheTransform({self.where!r}{version})"
 
     def __call__(self, source: Source[T]) -> Source[T]:
         _check(source, self.label)
@@ -75,7 +94,7 @@ class CacheTransform(Transform[Any, Any]):
             cached: Any = _on_device(upstream, self.label)
         else:
             _check_plain(upstream, self.label)
-            store = CacheStore(upstream, self.folder)
+            store = CacheStore(upstream, Named(self.folder, self.version, self.label))
             where_to = upstream.placement
             cached = Cached(store, upstream.order, store.spec, len(upstream), self.label, where_to)
         return _WithMask()(cached) if upstream.masks else cached
@@ -93,15 +112,26 @@ def _check(source: Any, label: str) -> None:
             f"{label} comes after {source.label}, whose number of elements is not known; pass "
             f"`IterableSource(make_iterator, length=...)`."
         )
+    if len(source) > MAX_TRACED:
+        raise PipelineError(
+            f"{label} comes after {source.label}, which has {len(source)} elements; a cache keeps "
+            f"at most {MAX_TRACED}."
+        )
     if source.random_stages:
         raise PipelineError(
             f"{label} comes after a random stage: every epoch would see the augmentation of the "
             f"first. Move the random stage below the CacheTransform."
         )
-    if not source.fixed:
+    if source.varies or not source.fixed:
+        fix = "cache its sources instead"
+        if source.varies:
+            fix = (
+                "leave the cache out, or make them functions of the index alone and augment below "
+                "the CacheTransform, in a HostRandomMapTransform"
+            )
         raise PipelineError(
-            f"{label} comes after {source.label}, whose elements change from epoch to epoch; cache "
-            f"its sources instead."
+            f"{label} comes after {source.label}, whose elements change from epoch to epoch: every "
+            f"epoch would see those of the first; {fix}."
         )
     if source.callbacks:
         raise PipelineError(

@@ -4,6 +4,8 @@
       <digest of the source>/
         leaf0.npy  leaf1.npy ...    the elements, in place
         filled.npy                  which of them are there
+        witness-7.npz ...           a few elements, computed alone, to check it by (`cache_check`)
+        machine-...                 an empty file for every kind of machine that filled a part
 
 Files have their full size from the beginning, so that a full disk is an error then and there. An
 element is written before it is marked, and marks go to the disk after the elements: whatever
@@ -26,15 +28,17 @@ from ..core.errors import PipelineError
 Shapes = list[tuple[tuple[int, ...], np.dtype[Any]]]
 
 
-def save(arrays: list[Any], marks: Any, filled: np.ndarray) -> None:
-    """Elements first, then their marks."""
-    if marks is None:
+def save(arrays: list[Any], marks: Any, pending: list[np.ndarray]) -> None:
+    """Elements first, then their marks: those of the chunks that are pending, and no others."""
+    done = list(pending)
+    if marks is None or not done:
         return
-    done = filled.copy()
     for array in arrays:
         array.flush()
-    marks |= done.astype(np.uint8)
+    for chunk in done:
+        marks[chunk] = 1
     marks.flush()
+    del pending[: len(done)]
 
 
 def create(place: Path, shapes: Shapes, n: int) -> None:

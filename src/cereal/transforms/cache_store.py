@@ -3,47 +3,63 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from ..core.digest import digest
-from ..core.elements import chunks_of, read_elements
-from ..core.host import HostData
+from ..core.cache_name import Named, name_of
+from ..core.capture import eager
+from ..core.elements import read_fetched_elements
+from ..core.errors import PipelineError
 from ..core.positional import IndexedSource
+from ..core.reading import Reading, raise_it, reading, reading_as
+from ..core.rows import Rows
+from ..core.settings import current_settings
 from ..core.spec import Spec
+from .cache_check import Check, Keeps
 from .cache_files import create, open_files, save
+from .cache_pace import Pace
 
 _SYNC_BYTES = 32 * 2**20
+_SYNC_SECONDS = 2.0
 
 
-class CacheStore(HostData):
+class CacheStore(Keeps):
     """The elements of `upstream`, read once each. Threads may share it."""
 
-    def __init__(self, upstream: IndexedSource[Any], folder: str | None) -> None:
+    def __init__(self, upstream: IndexedSource[Any], named: Named) -> None:
         super().__init__()
-        self.upstream, self.folder = upstream, folder
+        self.upstream, self.named = upstream, named
         self.spec = Spec(_kept(upstream))
         specs, self._structure = self.spec.leaves, self.spec.structure
         shapes = [((len(upstream), *spec.shape), np.dtype(spec.dtype)) for spec in specs]
         self._lock = threading.Lock()
-        self._unsaved = 0
-        self._sizes: set[int] = set()
-        if folder is None:
+        self._unsaved, self._saved, self._saving = 0, time.monotonic(), 0.0
+        self._pending: list[np.ndarray] = []  # read, and not yet marked on the disk
+        self._pace, self._sizes = Pace(upstream), set[int]()
+        self._check: Check | None = None
+        if named.folder is None:
             self._arrays = [np.empty(shape, dtype) for shape, dtype in shapes]
             self._marks = None
             self._filled = np.zeros(len(upstream), np.bool_)
             return
-        place = Path(folder).expanduser() / digest(upstream)
+        place = Path(named.folder).expanduser() / name_of(upstream, named)
         if not place.exists():
             create(place, shapes, len(upstream))
         self._arrays, self._marks = open_files(place, shapes, len(upstream))
         self._filled = np.asarray(self._marks) != 0
+        self._check = check = Check(upstream, self.spec, place, named.label)
+        if eager():
+            check.open(self._arrays, self._filled)
+        else:
+            apart(lambda stop: check.open(self._arrays, self._filled))
         if self._marks.flags.writeable:
-            weakref.finalize(self, save, self._arrays, self._marks, self._filled)
+            weakref.finalize(self, save, self._arrays, self._marks, self._pending)
 
     @property
     def full(self) -> bool:
@@ -58,64 +74,91 @@ class CacheStore(HostData):
 
     def fill(self) -> None:
         """Reads all that is missing. In a thread of its own: the caller may be tracing."""
-        if self.full:
-            return
-        failed: list[BaseException] = []
-        stop, done = threading.Event(), threading.Event()
-        config: Any = jax.config
-        wide, device = config.jax_enable_x64, config.jax_default_device
-
-        def run() -> None:
-            try:  # JAX's settings belong to a thread
-                with jax.enable_x64(wide), jax.default_device(device):
-                    self._read(np.arange(len(self._filled)), stop)
-            except BaseException as error:
-                failed.append(error)
-            finally:
-                done.set()
-
-        thread = threading.Thread(target=run, name="cereal-cache")
-        try:
-            thread.start()
-            done.wait()
-        finally:  # Ctrl-C: the chunk at hand is finished, what was read stays
-            stop.set()
-            if thread.ident is not None:
-                done.wait()
-                thread.join()
-        if failed:
-            raise failed[0]
+        if not self.full:
+            apart(lambda stop: self._read(np.arange(len(self._filled)), stop))
 
     def _read(self, indices: np.ndarray, stop: threading.Event) -> None:
-        with self._lock:
+        # Elements that a policy for errors would leave out must not be kept as such: here errors
+        # are raised, and who asked leaves them out.
+        here = reading()
+        here = here if here.on_error is raise_it else Reading(buffers=here.buffers)
+        with self._lock, reading_as(here):
             missing = indices[~self._filled[indices]]
-            for chunk in chunks_of(self.upstream, missing):
-                if stop.is_set():
-                    return
-                found = read_elements(self.upstream, chunk, self._sizes)
-                found = found if self.upstream.masks else found[0]
-                for array, leaf in zip(self._arrays, jax.tree.leaves(found), strict=True):
-                    array[chunk] = np.asarray(leaf)
-                    self._unsaved += leaf.nbytes
-                self._filled[chunk] = True
-                if self._unsaved >= _SYNC_BYTES:
-                    self.save()
+            if len(missing) and self._marks is not None and not self._marks.flags.writeable:
+                raise PipelineError(
+                    f"{self.named.label}: element {missing[0]} is missing, and its files cannot be "
+                    f"written; fill the cache where they can, or pass another folder."
+                )
+            done = 0
+            while done < len(missing) and not stop.is_set():
+                rows = self._pace.fetch(missing[done:])
+                chunk = missing[done : done + len(rows.index)]
+                self._compute(chunk, rows)
+                done += len(chunk)
             if len(missing) and self.full:
                 self.save()
 
+    def _compute(self, chunk: np.ndarray, rows: Rows) -> None:
+        with self._pace.running(len(chunk), known=len(chunk) in self._sizes):
+            found = read_fetched_elements(self.upstream, rows, self._sizes)
+            kept = jax.tree.leaves(found if self.upstream.masks else found[0])
+            for array, leaf in zip(self._arrays, kept, strict=True):
+                array[chunk] = np.asarray(leaf)
+                self._unsaved += leaf.nbytes
+        if self._check is not None:
+            self._check.witness(chunk, rows)
+        self._filled[chunk] = True
+        if self._marks is None:
+            return
+        self._pending.append(chunk)
+        # On a slow disk, at most half of the time goes into saving.
+        late = time.monotonic() - self._saved >= max(_SYNC_SECONDS, self._saving)
+        if self._unsaved >= _SYNC_BYTES or late:
+            self.save()
+
     def save(self) -> None:
         """Brings what was read to the disk."""
-        save(self._arrays, self._marks, self._filled)
-        self._unsaved = 0
+        begin = time.monotonic()
+        save(self._arrays, self._marks, self._pending)
+        self._unsaved, self._saved = 0, time.monotonic()
+        self._saving = self._saved - begin
 
     def before_program(self) -> None:
         self.fill()  # a callback must not run JAX
 
     def digest_of(self) -> Any:
-        return digest(self.upstream)
+        return [self.upstream, self.named.version]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CacheStore, (self.upstream, self.folder)
+        return CacheStore, (self.upstream, self.named)
+
+
+def apart(work: Callable[[threading.Event], None]) -> None:
+    """Runs this in a thread of its own, with the settings of the caller, who may be tracing."""
+    failed: list[BaseException] = []
+    stop, done = threading.Event(), threading.Event()
+    settings = current_settings()
+
+    def run() -> None:
+        try:
+            with settings():
+                work(stop)
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=run, name="cereal-cache")
+    try:
+        thread.start()
+        done.wait()
+    finally:  # Ctrl-C: the chunk at hand is finished, what was read stays
+        stop.set()
+        if thread.ident is not None:
+            done.wait()
+            thread.join()
+    if failed:
+        raise failed[0]
 
 
 def _kept(upstream: IndexedSource[Any]) -> Any:

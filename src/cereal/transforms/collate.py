@@ -9,9 +9,10 @@ import jax
 import numpy as np
 
 from ..core.errors import PipelineError
+from ..core.fitting import canonical, narrowed
 from ..core.numbers import as_count
 from ..core.reading import reading
-from ..core.taken import as_array, canonical, is_leaf
+from ..core.taken import as_array, is_leaf
 
 
 def pad_collate(
@@ -72,8 +73,10 @@ class PadCollate:
 
     def _fill(self, dtype: Any) -> Any:
         try:
-            value = np.asarray(self.value).astype(dtype)
-            fits = bool(value == self.value) or self.value != self.value
+            with np.errstate(invalid="ignore"):  # NaN as an integer is some number, and no NaN
+                value = np.asarray(self.value).astype(dtype)
+            missing = bool(self.value != self.value) and bool(value != value)
+            fits = bool(value == self.value) or missing
         except (ValueError, TypeError, OverflowError):
             fits, value = False, None
         if not fits:
@@ -85,9 +88,10 @@ class PadCollate:
 
     def _pad(self, arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
         numbers = [array for array in arrays if array.size] or arrays
-        dtype = canonical(np.result_type(*(array.dtype for array in numbers)))
+        wide = np.result_type(*(array.dtype for array in numbers))
+        dtype = canonical(wide)
         if all(array.ndim == 0 for array in arrays):
-            return np.stack(arrays).astype(dtype), None
+            return narrowed(np.stack(arrays).astype(wide), dtype, "pad_collate"), None
         if any(array.ndim == 0 for array in arrays):
             raise PipelineError(
                 "pad_collate: an element has a number where another one has a list; give all of "
@@ -110,7 +114,8 @@ class PadCollate:
                 )
             length = lengths[lane] = min(len(array), self.most)
             if length:
-                out[lane, :length] = array[:length]
+                part = array[:length].astype(wide, copy=False)
+                out[lane, :length] = narrowed(part, dtype, "pad_collate")
         return out, lengths
 
 

@@ -9,8 +9,10 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from ..core.callback import as_numpy, guarded
+from ..core.callback import as_numpy, guarded, poison
+from ..core.device_count import device_count_of_program
 from ..core.errors import PipelineError
+from ..core.fitting import canonical, narrowed
 from ..core.function import Function, as_function
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import Source
@@ -68,10 +70,10 @@ class HostCallbackTransform(Stage[Any, Any]):
 
         def masked(batch: Any, mask: Any) -> Any:
             del batch, mask
-            return jax.tree.map(lambda spec: np.zeros(spec.shape, spec.dtype), result)
+            return poison(result)
 
         call = guarded(call, self.fn.identity, masked)
-        return io_callback(call, result, values, mask, ordered=True)
+        return io_callback(call, result, device_count_of_program(mask), values, mask, ordered=True)
 
     def _call(self, batch: Any, mask: Any, promised: Spec) -> Any:
         batch, mask = as_numpy((batch, mask))
@@ -81,7 +83,8 @@ class HostCallbackTransform(Stage[Any, Any]):
                 f"{self.label} returned None, but `element_spec_override` promises "
                 f"{self.override}; return the new batch."
             )
-        result = jax.tree.map(_canonical, batch if result is None else result)
+        result = batch if result is None else result
+        result = jax.tree_util.tree_map_with_path(_canonical, result)
         if Spec(result) != promised:
             raise PipelineError(
                 f"{self.label} returned {format_spec(result)} instead of {promised}; return the "
@@ -93,7 +96,8 @@ class HostCallbackTransform(Stage[Any, Any]):
         return super().__call__(source)
 
 
-def _canonical(leaf: Any) -> np.ndarray:
+def _canonical(path: Any, leaf: Any) -> np.ndarray:
     """As JAX would take it: float64 is float32 unless 64-bit types are on."""
     array = np.asarray(leaf)
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    name = lambda: f"`batch{jax.tree_util.keystr(path)}`"  # noqa: E731
+    return narrowed(array, canonical(array.dtype), name)

@@ -15,7 +15,7 @@ from ..core.host_data import HostFunction
 from ..core.host_stage import HostStage, as_host_function, repeated
 from ..core.pytree import pytree_dataclass, set_fields
 from ..core.reading import SKIPPED
-from ..core.rows import Rows, host_rows_at
+from ..core.rows import Rows, routed_at
 from ..core.taken import Taken, protected
 
 
@@ -83,7 +83,7 @@ def first_of_batch(source: Any, wanted: Callable[[Any], bool]) -> Any:
     """The first element of the first batch that is wanted; None if there is none."""
     n = math.prod(source.lanes)
     index = (np.arange(n) % source.length).reshape(source.lanes)
-    values, mask = source.produce(source.route(host_rows_at(index)))
+    values, mask = source.produce(routed_at(source, index))
     for at in np.ndindex(*source.lanes):
         element = jax.tree.map(lambda x, at=at: x[at], values)
         if (mask is None or mask[at]) and wanted(element):

@@ -45,7 +45,7 @@ class MapTransform(Stage[Any, B], Generic[B]):
         set_fields(
             self,
             fn=function,
-            with_mask=takes_second(function, "mask"),
+            with_mask=takes_second(function.value, "mask"),
             override=as_override(element_spec_override, "MapTransform"),
         )
 

@@ -39,7 +39,7 @@ class RandomMapTransform(Stage[Any, B], Generic[B]):
 
     def __init__(self, fn: Callable[[Any, jax.Array], B]) -> None:
         function = as_function(fn, "RandomMapTransform")
-        if not takes_second(function, "key"):
+        if not takes_second(function.value, "key"):
             raise PipelineError(
                 f"RandomMapTransform: `{function.name}` must take two arguments, the element and "
                 f"a key; write `def {function.name}(element, key): ...`, or use MapTransform."

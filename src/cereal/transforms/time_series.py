@@ -23,10 +23,12 @@ class TimeSeriesBatchTransform(Stage[Any, Any]):
 
         {"context": [B, T, ...]}
         mode="batched"   {"context": [B, T, F]}
-        mode="packed"    {"context": [B * T, F], "sequence_start": [B * T]}
+        mode="packed"    {"context": [B * T, F], "sequence_start": [B * T]}, mask [B * T]
 
     In packed mode sequences follow each other, and `sequence_start` is True at the first moment of
-    each: where a recurrent model resets its state.
+    each: where a recurrent model resets its state. The mask is then one of moments, False in all
+    of a sequence that is padding, which does not start. What else is in the batch stays [B, ...];
+    its mask is `mask.reshape(B, T)[:, 0]`.
 
     >>> import cereal, numpy as np
     >>> windows = cereal.WindowSource(np.arange(9.0), 3, predict=1, ordering="sequential")
@@ -52,6 +54,17 @@ class TimeSeriesBatchTransform(Stage[Any, Any]):
         set_fields(
             self, sequence_key=sequence_key, mode=mode, sequence_start_key=sequence_start_key
         )
+
+    @property
+    def changes_mask(self) -> bool:  # type: ignore[override]
+        return self.mode == "packed"
+
+    def mask_shape(self, source: Any) -> tuple[int, ...]:
+        below = source.mask_shape
+        if self.mode == "batched":
+            return below
+        moments = source.element_spec()[self.sequence_key].shape[len(below)]
+        return (math.prod(below) * moments,)
 
     @property
     def label(self) -> str:
@@ -88,7 +101,13 @@ class TimeSeriesBatchTransform(Stage[Any, Any]):
                 f"{self.label}: batches have a key {self.sequence_start_key!r} already; choose "
                 f"another `sequence_start_key`."
             )
+        if mask.shape != lanes:
+            raise PipelineError(
+                f"{self.label}: the mask is one of moments already, of shape {mask.shape}; pack "
+                f"once."
+            )
         count = math.prod(lanes)
-        starts = jnp.asarray(np.arange(count * moments) % moments == 0)
+        real = jnp.repeat(mask.reshape(count), moments)
+        starts = real & jnp.asarray(np.arange(count * moments) % moments == 0)
         packed = sequence.reshape(count * moments, features)
-        return {**values, self.sequence_key: packed, self.sequence_start_key: starts}, mask
+        return {**values, self.sequence_key: packed, self.sequence_start_key: starts}, real

@@ -179,6 +179,10 @@ class UnbatchedStream(StreamWrapper[T_co]):
         return self.source.lanes[1:]
 
     @property
+    def mask_shape(self) -> tuple[int, ...]:
+        return self.source.mask_shape[1:]
+
+    @property
     def steps_per_epoch(self) -> int:  # type: ignore[override]
         return self.source.steps_per_epoch * self.source.lanes[0]
 
@@ -187,7 +191,7 @@ class UnbatchedStream(StreamWrapper[T_co]):
             return jnp.zeros(spec.shape, spec.dtype)
 
         values = jax.tree.map(empty, self.source.element_spec())
-        mask = jnp.zeros(self.source.lanes, jnp.bool_)
+        mask = jnp.zeros(self.source.mask_shape, jnp.bool_)
         return UnbatchedState(self.source.init_state(key), values, mask, jnp.int32(0))
 
     def step(self, state: UnbatchedState) -> tuple[T_co, Mask, UnbatchedState]:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tests.loaders.workers.reading import chunks, loader_of, numbers, within
 
-from cereal.loaders import host_iterator, iterator
+from cereal import BatchTransform, DataLoader, HostCallbackTransform, MapTransform, RangeSource
+from cereal.loaders import batch_iterator, host_iterator, iterator, learnt, walk
 from cereal.loaders.workers import track
 
 pytestmark = pytest.mark.slow
@@ -33,7 +34,7 @@ def edges_of_with(path: str) -> set[int]:
 
 EDGES = {
     str(each.__file__): edges_of_with(str(each.__file__))
-    for each in (host_iterator, iterator, track)
+    for each in (batch_iterator, host_iterator, iterator, learnt, track, walk)
 }
 
 
@@ -71,6 +72,24 @@ def test_an_interrupt_at_any_line_keeps_state_and_batches_together(
 ) -> None:
     """`before` batches are taken; the next one is interrupted, at one line after the other."""
     loader = loader_of(lambda i: i, N, BATCH, workers=workers, prefetch=prefetch)
+    interrupt_everywhere(loader, before)
+
+
+def watched(batch: Any, mask: Any) -> None:
+    del batch, mask
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("stage", [None, MapTransform(abs), HostCallbackTransform(watched)])
+def test_the_same_holds_for_what_compiled_programs_read(
+    stage: Any, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iterator, "LEAST_CALLS", 1)
+    stages = [RangeSource(N), BatchTransform(BATCH)] + ([] if stage is None else [stage])
+    interrupt_everywhere(DataLoader(stages), before)
+
+
+def interrupt_everywhere(loader: DataLoader[Any], before: int) -> None:
     assert numbers(loader.iterate(loader.init_state(0))) == chunks(N, BATCH)
     wrong: list[str] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,28 @@ def test_other_sources_have_as_many_workers_as_there_are_processors_up_to_four()
 
 def test_compiled_pipelines_take_the_options_and_have_no_threads() -> None:
     stages = [cereal.RangeSource(24), BatchTransform(4)]
-    loader = DataLoader(stages, workers=4, prefetch=2, on_error="skip", timeout=5)
+    with pytest.warns(cereal.OptionWarning, match="`workers=4`, `prefetch=2`, `on_error='skip'`"):
+        loader = DataLoader(stages, workers=4, prefetch=2, on_error="skip", timeout=5)
     assert numbers(loader.iterate(loader.init_state(0))) == chunks(24, 4)
     assert loader.skipped == 0
     with loader:
         assert not workers()
+
+
+@pytest.mark.parametrize(
+    "option", [{"workers": 8}, {"prefetch": 2}, {"timeout": 3.0}, {"on_error": "skip"}], ids=str
+)
+def test_an_option_that_has_no_effect_is_told_once_when_the_loader_is_built(option: Any) -> None:
+    ((name, value),) = option.items()
+    data = cereal.ArraySampleSource(np.arange(24))
+    with pytest.warns(cereal.OptionWarning, match=f"`{name}={value!r}` has no effect") as caught:
+        loader = DataLoader([data, BatchTransform(4)], **option)
+    assert [each.filename for each in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.next_batch(loader.init_state(0))
+        DataLoader([data, BatchTransform(4)], workers=0, prefetch=0)  # that is how it is
+        DataLoader([data, HostMapTransform(lambda x: x), BatchTransform(4)], **option)
 
 
 @pytest.mark.parametrize("size", [1, 16, 64, 200])
@@ -97,9 +115,15 @@ def test_counts_may_be_any_whole_number(value: Any) -> None:
     assert numbers(loader.iterate(loader.init_state(0))) == chunks(24, 4)
 
 
-@pytest.mark.parametrize("value", [0, -1, "1", True, float("nan"), [1], 0.0])
+@pytest.mark.parametrize("value", [0, 0.0, np.float32(0)])
+def test_no_time_at_all_is_refused_with_what_to_write(value: Any) -> None:
+    with pytest.raises(cereal.PipelineError, match=r"for no limit .* write `timeout=None`"):
+        loader_of(lambda i: i, timeout=value)
+
+
+@pytest.mark.parametrize("value", [-1, "1", True, float("nan"), [1]])
 def test_what_is_no_time_is_refused(value: Any) -> None:
-    with pytest.raises(cereal.PipelineError, match="`timeout` must be a number of seconds"):
+    with pytest.raises(cereal.PipelineError, match="`timeout` must be a positive number of second"):
         loader_of(lambda i: i, timeout=value)
 
 

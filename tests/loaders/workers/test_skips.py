@@ -286,3 +286,45 @@ def test_iterators_know_how_much_was_skipped() -> None:
 def test_a_policy_that_is_none_is_refused(on_error: Any) -> None:
     with pytest.raises(cereal.PipelineError, match="`on_error` must be"):
         loader_of(read, on_error=on_error)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("road", ["iterate", "scan_epoch", "jit"])
+def test_an_element_that_fills_up_the_last_batch_is_not_counted_again(
+    workers: int, road: str
+) -> None:
+    def bad(i: int) -> int:
+        if i % 7 == 3:
+            raise OwnError(i)
+        return i
+
+    spec = jax.ShapeDtypeStruct((), np.int32)
+    source = cereal.DiskSampleSource(60, bad, spec)
+    stages = [source, BatchTransform(8, pad_last_batch=True)]
+    keep = lambda carry, batch, mask: (carry + mask.sum(), None)  # noqa: E731
+    with DataLoader(stages, workers=workers, on_error="skip", prefetch=0) as loader:
+        state = loader.init_state(0)
+        if road == "iterate":
+            list(loader.iterate(state))
+        elif road == "scan_epoch":
+            loader.scan_epoch(state, 0, keep)
+        else:
+            run = jax.jit(lambda state: loader.scan_epoch(state, 0, keep)[1])
+            jax.block_until_ready(run(state))
+        assert loader.skipped == 9
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_function_that_runs_jax_in_a_program_is_told_so_and_not_skipped(
+    workers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def sine(i: int) -> Any:
+        return np.asarray(jax.numpy.sin(i * 1.0))
+
+    loader = loader_of(sine, workers=workers, on_error="skip")
+    assert len(list(loader.iterate(loader.init_state(0)))) == 6
+    message = r"DiskSampleSource\(sine.*\) runs JAX inside of a compiled program(.|\n)*use NumPy"
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=message):
+        jax.block_until_ready(jax.jit(loader.next_batch)(loader.init_state(0)))
+    assert "no_execution" not in capfd.readouterr().err
+    assert loader.skipped == 0

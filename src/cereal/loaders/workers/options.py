@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numbers
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...core.errors import PipelineError
+from ...core.errors import OptionWarning, PipelineError
 from ...core.numbers import as_whole
 from ...core.positional import Positional
-from ...core.reading import OnError, raise_it
+from ...core.reading import OnError, raise_it, reading
 from ...core.spec import Spec
 
 _MOST_AHEAD_BYTES = 256 * 2**20
@@ -38,11 +39,26 @@ class Options(NamedTuple):
 
         def decide(error: Exception) -> Any:
             answer = None if ask is None else ask(error)
-            if answer is None:
+            if answer is None and not reading().is_padding():
                 count(error)
             return answer
 
         return decide
+
+    def warn_unused(self) -> None:
+        """Says that nothing of this is used: no part of the pipeline is read by threads."""
+        said = {"workers": self.workers or None, "prefetch": self.prefetch or None}
+        said |= {"on_error": self.on_error if self.skips else None, "timeout": self.timeout}
+        said = {name: value for name, value in said.items() if value is not None}
+        if said:
+            listed = ", ".join(f"`{name}={value!r:.40}`" for name, value in said.items())
+            warnings.warn(
+                f"DataLoader: {listed} has no effect: these options are for sources and stages "
+                f"that Python runs (files, datasets, HostMapTransform), and this pipeline has "
+                f"none; compiled code reads its data, without threads. Leave it out.",
+                OptionWarning,
+                stacklevel=4,
+            )
 
     def threads(self, source: Positional[Any]) -> int:
         """How many workers there are: none if reading is not worth one.
@@ -83,9 +99,15 @@ def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> O
         )
     if timeout is not None:
         number = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)
+        if number and timeout == 0:
+            raise PipelineError(
+                "DataLoader: `timeout=0` would give elements no time at all; for no limit (what 0 "
+                "means to torch) write `timeout=None`, or leave it out."
+            )
         if not number or not float(timeout) > 0:
             raise PipelineError(
-                f"DataLoader: `timeout` must be a number of seconds, or None, got {timeout!r}."
+                f"DataLoader: `timeout` must be a positive number of seconds, or None for no "
+                f"limit, got {timeout!r}."
             )
         if workers == 0:
             raise PipelineError(

@@ -6,17 +6,16 @@ callbacks of programs    `serve`: a track for every walk through positions that 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import OrderedDict
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ...core.buffers import Buffers
-from ...core.callback import forget_kept
 from ...core.execute import routed_rows
 from ...core.host_data import HostData
 from ...core.position import Remainder, starts
@@ -25,6 +24,7 @@ from ...core.reading import Reading, reading_as
 from ...core.rows import Rows
 from ...core.settings import current_settings
 from ...core.state import make_words
+from ...core.transfer import to_device, to_host
 from .crew import Crew
 from .options import Options
 from .routes import Routes
@@ -33,6 +33,7 @@ from .track import InlineTrack, Track, TrackClosedError, log
 _MOST_WALKS = 16
 _MOST_SERVED = 8
 _FIRST_SKIPS = 3
+_NOTHING = contextlib.nullcontext()
 
 
 class Readers(HostData):
@@ -52,7 +53,7 @@ class Readers(HostData):
         self._policy = options.policy(self._skips)
         self._walks: OrderedDict[Any, _Walk] = OrderedDict()
         self._served: OrderedDict[Any, _Answer] = OrderedDict()
-        weakref.finalize(self, _forget, self.crew, self.number)
+        weakref.finalize(self, self.crew.abandon)  # the loader is gone: so are its threads
 
     @property
     def skipped(self) -> int:
@@ -101,7 +102,7 @@ class Readers(HostData):
     def fetch_now(self, source: Positional[Any], rows: Rows, *, in_program: bool) -> Rows:
         """Reads in the caller's thread."""
         reading = Reading(self._policy, self._buffers, masked=in_program)
-        with reading_as(reading), current_settings()(executes=not in_program):
+        with reading_as(reading), jax.no_execution() if in_program else _NOTHING:
             return source.fetch(rows)
 
     # Callbacks of compiled programs
@@ -123,7 +124,7 @@ class Readers(HostData):
         words = None if position is None else position[0]
         if position is not None and self.source.stream is not None:
             self.source.stream.adopt(position[1])
-        key = (_bytes(words), _bytes(rows))
+        key = (_bytes(words), _bytes(rows), current_settings().values)
         with self._lock:
             if key in self._served:
                 return self._served[key], False
@@ -158,6 +159,10 @@ class Readers(HostData):
         the words after it. With the lock held."""
         leaves = tuple(id(leaf) for leaf in jax.tree.leaves(source)) if kind == "python" else ()
         walk = self._walks.pop((kind, leaves, _bytes(words)), None)
+        if walk is not None and not walk.settings.are_here():  # another caller's, with its settings
+            if not walk.users:
+                walk.close()
+            walk = None
         if walk is None:
             walk = _Walk(source, words, prefetch, in_program=kind == "program")
         step, following = walk.following()
@@ -194,14 +199,14 @@ class Readers(HostData):
 
         Who asks for positions one after the other is read ahead for, from the second on.
         """
-        words = np.asarray(words)
+        words = to_host(words)
         with self._lock:
             walk, step, following = self._walk("python", source, words, self.prefetch)
         fetched = self._take(walk, step, None)
         if fetched is None:
             rows, _ = routed_rows(source, words, 1)
             fetched = self.fetch_now(source, rows[0], in_program=False)
-        return fetched, jnp.asarray(following)
+        return fetched, to_device(following)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Readers, (self.source, self.options)
@@ -264,6 +269,7 @@ class _Walk:
         self._track: Any = None
         self._begun = 0  # steps that were read without a track
         self._next = 0  # the step to be taken
+        self.settings = current_settings()
         self.users = 0  # those who are about to take, with the lock of the readers
 
     def following(self) -> tuple[int, np.ndarray]:
@@ -305,12 +311,6 @@ class _Walk:
     def close(self) -> None:
         if self._track is not None:
             self._track.close()
-
-
-def _forget(crew: Crew, number: int) -> None:
-    """The loader is gone: so are its threads, and errors that nobody came for."""
-    crew.abandon()
-    forget_kept(number)
 
 
 def _bytes(tree: Any) -> Any:

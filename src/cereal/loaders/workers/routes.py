@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 
 from ...core.execute import routed_rows, stripped
 from ...core.position import Remainder
 from ...core.positional import Positional
+from ...core.transfer import to_host
 
 _LANES = 1 << 14
 _MOST_TABLES = 64 * 2**20
@@ -35,6 +35,7 @@ class Routes:
         self._chunks = steps_at_once is not None  # several steps as one: [steps, *lanes]
         self._each = steps_at_once or 1
         self._remainder: Remainder | None = remainder
+        compiled = compiled and not source.plan.wide
         lanes = source.plan.batch * self._each
         most = _LANES if compiled else _LANES // 8
         self._size = max(1, most // lanes)
@@ -64,7 +65,7 @@ class Routes:
             with jax.default_device(self._device):
                 return routed_rows(self._source, self._words, steps, self._remainder)
         plan = self._source.plan.ending(self._remainder)
-        rows, words = plan.rows_for(np.asarray(self._words), steps)
+        rows, words = plan.rows_for(to_host(self._words), steps)
         return self._source.route(rows), words
 
 
@@ -84,4 +85,4 @@ def _on_cpu(source: Any, words: Any) -> tuple[Any, Any, Any, bool]:
         return source, words, None, False
     if sum(x.nbytes for x in tables) > _MOST_TABLES:
         return source, words, None, False
-    return jax.tree.map(np.asarray, light), np.asarray(words), cpu, True
+    return jax.tree.map(to_host, light), to_host(words), cpu, True

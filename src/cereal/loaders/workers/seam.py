@@ -9,6 +9,7 @@ import jax
 from ...core.positional import Positional
 from ...core.pytree import pytree_dataclass, static_field
 from ...core.rows import Rows
+from ...core.source import Source
 from ...core.wrapper import PositionalWrapper
 from .options import Options
 from .readers import Readers
@@ -56,6 +57,9 @@ class Seam(PositionalWrapper[T_co]):
         return self.source.passes(rows)
 
 
-def make_seam(source: Positional[Any], options: Options) -> Seam[Any]:
-    """The pipeline with readers of its own."""
-    return Seam(source, Readers(source, options), options.skips)
+def with_readers(source: Source[Any], options: Options) -> Source[Any]:
+    """The pipeline with readers of its own, if Python reads a part of it."""
+    if isinstance(source, Positional) and source.host:
+        return Seam(source, Readers(source, options), options.skips)
+    options.warn_unused()
+    return source

@@ -1,0 +1,164 @@
+"""Trees of arrays, as users give them; and words for what looks like one and is none.
+
+    {"image": uint8[60000,28,28], "label": int32[60000]}      an array, a dict, a tuple, ...
+
+Loaders, sources and states are pytrees of arrays themselves, frames have columns, lists have rows:
+all of them are refused with the line to write.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from .errors import PipelineError
+from .source import Source
+from .spec import is_array_like
+from .stage import Transform
+from .state import PipelineState
+
+_FRAMES = ("pandas", "polars", "pyarrow", "cudf", "modin")
+_KINDS = {
+    "U": "text; write `names, data = np.unique(data, return_inverse=True)`",
+    "M": "points in time; write `(data - data[0]) / np.timedelta64(1, 's')`",
+    "m": "spans of time; write `data / np.timedelta64(1, 's')`",
+}
+
+
+def leaves_of_tree(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
+    """The leaves of a tree, each with its place as errors call it; pipelines count as leaves."""
+    try:
+        paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_no_data)[0]
+    except (ValueError, TypeError) as error:  # its keys cannot be sorted
+        raise PipelineError(
+            f"{owner}: the keys of a dict in `{name}` cannot be sorted, since they are of several "
+            f"types; make all of them strings."
+        ) from error
+    return [(f"`{name}{jax.tree_util.keystr(path)}`", leaf) for path, leaf in paths]
+
+
+def array_leaves(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
+    """The same, if all of them are arrays."""
+    found = leaves_of_tree(tree, owner, name)
+    if not found:
+        raise PipelineError(f"{owner}: `{name}` holds no arrays, got {tree!r:.60}.")
+    for place, leaf in found:
+        if isinstance(leaf, bool | int | float | complex) or not is_array_like(leaf):
+            raise PipelineError(f"{owner}: {place} {_no_array(leaf)}")
+    return found
+
+
+def refuse_list(tree: Any, owner: str, name: str = "data") -> None:
+    """Refuses a list of arrays of one shape, or of elements: nobody can tell rows from columns."""
+    if type(tree) is not list or not tree:
+        return
+    whole = f"{owner}: `{name}` is a list of {len(tree)}"
+    if all(isinstance(each, dict | tuple) for each in tree):
+        raise PipelineError(
+            f"{whole} {type(tree[0]).__name__}s, which are elements, and columns are wanted; write "
+            f"`dataset_to_jax({name})`, which stacks them."
+        )
+    if not all(isinstance(each, np.ndarray | jax.Array | list | int | float) for each in tree):
+        return
+    arrays = [each for each in tree if isinstance(each, np.ndarray | jax.Array)]
+    if len({each.shape for each in arrays}) > 1 and len({each.shape[:1] for each in arrays}) == 1:
+        return  # one length and several shapes: columns
+    try:
+        shape = np.shape(tree)
+    except ValueError:
+        raise PipelineError(
+            f"{whole}, of different shapes. If they are columns, write a tuple or a dict of them; "
+            f"if they are elements, put the list first in the loader's list: `DataLoader([{name}, "
+            f"BatchTransform(32, collate=pad_collate(max_length))])`."
+        ) from None
+    raise PipelineError(
+        f"{whole}, of shape {shape} together, which may be elements or columns. For elements write "
+        f"`np.stack({name})`, for columns a tuple or a dict of them."
+    )
+
+
+def refuse_no_data(value: Any, owner: str, name: str) -> None:
+    """Refuses a pipeline or a frame where data is wanted."""
+    if _is_no_data(value):
+        raise PipelineError(f"{owner}: `{name}` {_no_array(value)}")
+
+
+def _is_no_data(node: Any) -> bool:
+    return _part_of_a_pipeline(node) or is_frame(node)
+
+
+def _part_of_a_pipeline(node: Any) -> bool:
+    if isinstance(node, Source | Transform | PipelineState):
+        return True
+    if type(node).__module__.partition(".")[0] != "cereal":
+        return False
+    return type(node).__name__.endswith("State") or _is_loader(node)
+
+
+def _is_loader(node: Any) -> bool:
+    return isinstance(getattr(node, "source", None), Source)
+
+
+def is_frame(node: Any) -> bool:
+    """Whether this is a table, or a column, of a library for tables; none is imported for it."""
+    return type(node).__module__.partition(".")[0] in _FRAMES and hasattr(node, "__len__")
+
+
+def _no_array(leaf: Any) -> str:
+    """What something is that is no array, and what to write instead."""
+    kind = type(leaf).__name__
+    if _part_of_a_pipeline(leaf):
+        article = "an" if kind[0] in "AEIOU" else "a"
+        return f"is {article} {kind}, not data; {_instead_of_pipeline(leaf)}."
+    if is_frame(leaf):
+        library = type(leaf).__module__.partition(".")[0]
+        return f"is a {kind} of {library}; {_instead_of_frame(leaf)}."
+    if isinstance(leaf, np.ndarray):
+        return _no_numbers(leaf)
+    return (
+        f"must be an array, got {kind} ({leaf!r:.60}); write `np.asarray(...)` around lists, and "
+        f"turn text into numbers first."
+    )
+
+
+def _instead_of_pipeline(node: Any) -> str:
+    if isinstance(node, Source):
+        return "a source stands first in a loader's list: `DataLoader([source, ...])`"
+    if isinstance(node, Transform):
+        return "transforms stand behind the source: `DataLoader([source, transform])`"
+    if _is_loader(node):
+        return "to build upon its pipeline, write `DataLoader([loader.source, ...])`"
+    return "a state goes into `loader.next_batch(state)` or `loader.iterate(state)`"
+
+
+def _instead_of_frame(node: Any) -> str:
+    if hasattr(node, "column_names"):
+        return "write `{name: table[name].to_numpy() for name in table.column_names}`"
+    if hasattr(node, "columns"):
+        return "write `{name: frame[name].to_numpy() for name in frame.columns}`"
+    return "write `column.to_numpy()`"
+
+
+def _no_numbers(array: np.ndarray) -> str:
+    """What an array of something else holds, and how to make numbers of it."""
+    kind = "U" if array.dtype.kind in "USaT" else array.dtype.kind
+    what = f"must be an array of numbers, got {array.dtype}[{','.join(map(str, array.shape))}]"
+    if kind in _KINDS:
+        return f"{what}: {_KINDS[kind]}."
+    if array.dtype.names is not None:
+        return f"{what}: records; write `{{name: data[name] for name in data.dtype.names}}`."
+    if kind != "O" or not array.size:
+        return f"{what}; turn it into numbers first."
+    first = array.reshape(-1)[0]
+    if hasattr(first, "__len__") and not isinstance(first, str | bytes):
+        return (
+            f"{what}: rows that are {type(first).__name__}s. If all have one length, write "
+            f"`np.stack(data)`; else put `list(data)` first in the loader's list, and pad: "
+            f"`BatchTransform(32, collate=pad_collate(max_length))`."
+        )
+    return (
+        f"{what}: Python objects, the first a {type(first).__name__} ({first!r:.40}); turn text "
+        f"and missing values into numbers, then write `data.astype(np.float32)`."
+    )

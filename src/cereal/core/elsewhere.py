@@ -1,0 +1,45 @@
+"""Options that other libraries have, and where they are here."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from .errors import UsageError
+
+INIT_KEY = "write `loader.init_state(jax.random.key(0))`: all that is random comes from that key"
+_LOADER = "that is the loader's: write `DataLoader([...], workers=...)`"
+_WORDS = {
+    "seed": INIT_KEY,
+    "key": INIT_KEY,
+    "rng": INIT_KEY,
+    "generator": INIT_KEY,
+    "random_state": INIT_KEY,
+    "workers": _LOADER,
+    "num_workers": _LOADER,
+    "batch_size": "add `BatchTransform(batch_size)` to the loader's list of stages",
+    "collate_fn": "write `BatchTransform(batch_size, collate=fn)`",
+    "shuffle": "",
+    "ordering": "",
+}
+
+
+def refuse_elsewhere(cls: type, options: dict[str, Any]) -> None:
+    """Says where an option went that a class does not have, and others do."""
+    found = [name for name in options if name in _WORDS]
+    if not found:
+        return
+    parameters = inspect.signature(cls.__init__).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    for name in found:
+        if name not in parameters:
+            words = _WORDS[name] or _order(cls, parameters, options[name])
+            raise UsageError(f"{cls.__name__} has no `{name}=`; {words}.")
+
+
+def _order(cls: type, parameters: Any, value: Any) -> str:
+    if "ordering" not in parameters:
+        return getattr(cls, "no_ordering", 'the order is the source\'s: `ordering="shuffle"`')
+    order = "shuffle" if value else "sequential"
+    return f'write `{cls.__name__}(..., ordering="{order}")`'

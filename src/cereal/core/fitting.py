@@ -1,0 +1,158 @@
+"""Numbers of 64 bits where JAX has 32: taken over if they fit, refused if they do not.
+
+    int64    [7, 2**40]      refused: int32 would have 0 in its place
+    uint64   [2**32]         refused
+    float64  [1e300]         refused: float32 would have inf in its place
+    float64  [nan, inf]      taken as they are; so is what is only rounded
+
+With `jax_enable_x64` nothing is cast, and nothing is looked at. Arrays in memory are checked once,
+when a source is built; what is read from files or returned by functions, when it is cast.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from .errors import PipelineError
+
+_INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
+_FEW = 16
+_WIDE = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
+# The least float64 that is rounded to infinity in 32 bits: halfway to the next power of two.
+_TOO_LARGE = float(2**128 - 2**103)
+_CHUNK = 1 << 16  # numbers looked at together, so that what is made of them stays in the cache
+
+Name = str | Callable[[], str]
+
+
+def canonical(dtype: Any) -> np.dtype[Any]:
+    """The dtype that JAX has for it: 32 bits unless wide types are on, in native byte order."""
+    config: Any = jax.config
+    return _canonical(np.dtype(dtype), config.jax_enable_x64)
+
+
+@functools.lru_cache(maxsize=256)
+def _canonical(dtype: np.dtype[Any], wide: bool) -> np.dtype[Any]:
+    del wide  # it decides, by way of the settings
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
+
+
+@functools.lru_cache(maxsize=16)
+def _limits(dtype: np.dtype[Any]) -> Any:
+    return np.iinfo(dtype)
+
+
+def fitting(value: int, dtype: Any) -> Any:
+    """The dtype of an integer (None: Python's own), if the one that JAX has for it can hold it."""
+    dtype = _INT64 if dtype is None else dtype
+    narrow = _limits(canonical(dtype))
+    if not narrow.min <= value <= narrow.max:
+        raise _does_not_fit(value, narrow.dtype, "")
+    return dtype
+
+
+def check_fits(array: Any, name: Name = "") -> None:
+    """Refuses an array of NumPy with a number that JAX's type for it cannot hold.
+
+    `name` says in the error where the array is.
+    """
+    dtype = array.dtype
+    if dtype.itemsize < 8 or dtype.newbyteorder("=") not in _WIDE:
+        return
+    narrow = canonical(dtype)
+    if narrow.itemsize < dtype.itemsize and array.size and not _fits(array, narrow):
+        raise _does_not_fit(_first_wrong(array, narrow), narrow, name)
+
+
+def check_number(value: float) -> None:
+    """Refuses a float that JAX's type for it cannot hold."""
+    if -_TOO_LARGE < value < _TOO_LARGE:
+        return
+    narrow = canonical(_FLOAT64)
+    if narrow != _FLOAT64 and math.isfinite(value):
+        raise _does_not_fit(float(value), narrow, "")
+
+
+def narrowed(array: np.ndarray, dtype: np.dtype[Any], name: Name = "") -> np.ndarray:
+    """The array as `dtype`, its canonical one, or an error if a number does not fit."""
+    given = array.dtype
+    if given == dtype:
+        return array
+    if given.kind in "fc" and array.size > _FEW:
+        try:
+            with np.errstate(over="raise"):  # the processor says so: no second look at them
+                return array.astype(dtype)
+        except FloatingPointError:
+            raise _does_not_fit(_first_wrong(array, dtype), dtype, name) from None
+    if given.itemsize > dtype.itemsize and array.size and not _fits(array, dtype):
+        raise _does_not_fit(_first_wrong(array, dtype), dtype, name)
+    return array.astype(dtype)
+
+
+def _fits(array: np.ndarray, narrow: np.dtype[Any]) -> bool:
+    if array.size <= _FEW and narrow.kind != "c":
+        return _few_fit(array, narrow)
+    if narrow.kind in "iu":
+        return _integers_fit(array, _limits(narrow))
+    both: Any = array
+    parts = (array,) if narrow.kind == "f" else (both.real, both.imag)
+    if all(part.min() > -_TOO_LARGE and part.max() < _TOO_LARGE for part in parts):
+        return True
+    return _first_wrong(array, narrow) is None  # infinities, or what is no number
+
+
+def _few_fit(array: np.ndarray, narrow: np.dtype[Any]) -> bool:
+    """The same in Python, which is quicker for a few: NumPy takes a microsecond to begin."""
+    values = array.reshape(-1).tolist()
+    least, most = min(values), max(values)
+    if narrow.kind in "iu":
+        limits = _limits(narrow)
+        return limits.min <= least and most <= limits.max
+    return (least > -_TOO_LARGE and most < _TOO_LARGE) or _first_wrong(array, narrow) is None
+
+
+def _integers_fit(array: np.ndarray, limits: Any) -> bool:
+    # All bits together take half the time of both extremes: none is above the last that there is.
+    if array.size < _CHUNK and array.dtype.kind == "i":
+        array = array ^ (array >> 63)  # -1 - x for what is negative
+    together = int(np.bitwise_or.reduce(array, axis=None))
+    if together >= 0:
+        return together <= limits.max
+    return int(array.min()) >= limits.min and int(array.max()) <= limits.max
+
+
+def _right(array: Any, narrow: np.dtype[Any]) -> Any:
+    """Where the numbers of an array fit."""
+    if narrow.kind in "iu":
+        limits = _limits(narrow)
+        return (array >= limits.min) & (array <= limits.max)
+    if narrow.kind == "c":
+        return _right(array.real, np.dtype(np.float32)) & _right(array.imag, np.dtype(np.float32))
+    return (np.abs(array) < _TOO_LARGE) | ~np.isfinite(array)
+
+
+def _first_wrong(array: np.ndarray, narrow: np.dtype[Any]) -> Any:
+    """The first number that does not fit; None: all do."""
+    flat = array.reshape(-1)
+    for begin in range(0, flat.size, _CHUNK):
+        part = flat[begin : begin + _CHUNK]
+        wrong = np.flatnonzero(~_right(part, narrow))
+        if len(wrong):
+            return part[wrong[0]].item()
+    return None
+
+
+def _does_not_fit(value: Any, narrow: np.dtype[Any], name: Name) -> PipelineError:
+    name = name if isinstance(name, str) else name()
+    what, why = ("integer", "") if narrow.kind in "iu" else ("number", ": it would become inf")
+    return PipelineError(
+        f"{name}{': ' if name else ''}the {what} {value} does not fit {narrow}, which JAX has in "
+        f"its place{why}; switch 64-bit types on (`jax.config.update('jax_enable_x64', True)`), or "
+        f"map it to smaller numbers."
+    )

@@ -1,0 +1,201 @@
+"""What a function traces to: a program, and the arrays that it closes over.
+
+    fn, arguments  --traced-->  steps (compared by `meaning`)  +  arrays (become arguments)
+
+Two functions that trace to the same steps are one program, whatever their Python is: a lambda in a
+loop, a bound method, a closure over a trainer. A callback or a rule of differentiation is Python
+still: where it cannot be proved to be the same, the programs are different ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import types
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+
+from .library import is_library_file
+from .unchanged import proof_of
+
+_trace_context = getattr(importlib.import_module("jax._src.config"), "trace_context", None)
+_RULES = {"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees", "jvp_jaxpr_thunk"}
+_PLAIN = (int, str, bytes, bool, type(None))
+_PYTHON = (types.FunctionType, types.MethodType, functools.partial)
+
+
+class Traced:
+    """A function as it was traced with arguments of some shapes; it holds no array of theirs.
+
+    Equal to others that mean the same. `consts` are the arrays that it closes over, apart.
+    """
+
+    def __init__(self, closed: ClosedJaxpr, result: Any, *, compiled_only: bool) -> None:
+        self.result = result  # a tree of specs
+        self._closed, self._out_tree = closed, jax.tree.structure(result)
+        try:
+            self.meaning: Hashable = (_Meaning(compiled_only).of(closed), self._out_tree)
+            self._hash = hash(self.meaning)
+        except (_DifferentError, TypeError):
+            self.meaning = None  # different from all others
+            self._hash = id(self)
+
+    def __call__(self, consts: Any, leaves: Any) -> Any:
+        """The result for these arrays in place of those that were closed over."""
+        made = jaxpr_as_fun(self._closed)(*consts, *leaves)
+        return jax.tree.unflatten(self._out_tree, made)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Traced) or self.meaning is None:
+            return False
+        return self._hash == other._hash and self.meaning == other.meaning
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def trace(
+    fn: Callable[..., Any], *args: Any, compiled_only: bool = False
+) -> tuple[Traced, list[Any]]:
+    """The function as a program, and the arrays that it closes over.
+
+    `compiled_only`: nobody will differentiate or map it, so rules for that do not count.
+    """
+    # A new function every time: JAX keeps traces by the identity of the function.
+    closed, result = jax.make_jaxpr(lambda *args: fn(*args), return_shape=True)(*args)
+    consts = [_own(const) for const in closed.consts]
+    opened = _opened(closed, consts, jax.tree.leaves(args)) if consts else closed
+    return Traced(opened, result, compiled_only=compiled_only), consts
+
+
+def _opened(closed: ClosedJaxpr, consts: list[Any], leaves: list[Any]) -> ClosedJaxpr:
+    """The same program with what it closes over as arguments, before all others."""
+
+    def run(consts: Any, leaves: Any) -> Any:
+        return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*leaves)
+
+    return jax.make_jaxpr(run)(consts, leaves)
+
+
+def _own(const: Any) -> Any:
+    """Arrays of NumPy may be written to while a program reads them: they are copied."""
+    return const if isinstance(const, jax.Array | jax.core.Tracer) else np.array(const)
+
+
+def tracing_context() -> Any:
+    """All settings of JAX that a trace depends on; equal values mean equal traces.
+
+    A bet on a private name of JAX (`tests/core/test_meaning.py` fails when it is lost): without it
+    nothing counts as proved, and everything is traced again.
+    """
+    if _trace_context is None:
+        return object()
+    return _trace_context()
+
+
+class _DifferentError(Exception):
+    """Met something that cannot be compared."""
+
+
+class _Meaning:
+    """Makes values of programs that are equal if the programs do the same."""
+
+    def __init__(self, compiled_only: bool) -> None:
+        self._compiled_only = compiled_only
+
+    def of_jaxpr(self, jaxpr: Jaxpr) -> Hashable:
+        numbers: dict[Any, int] = {}
+
+        def bind(variable: Any) -> Hashable:
+            numbers[variable] = len(numbers)
+            return variable.aval
+
+        def read(atom: Any) -> Hashable:
+            if isinstance(atom, Literal):
+                return (atom.aval, self.of(atom.val))
+            return numbers[atom]
+
+        inputs = tuple(map(bind, (*jaxpr.constvars, *jaxpr.invars)))
+        steps = []
+        for eqn in jaxpr.eqns:
+            operands = tuple(map(read, eqn.invars))
+            params = self._params(eqn)
+            steps.append((eqn.primitive, operands, params, eqn.ctx, tuple(map(bind, eqn.outvars))))
+        return (len(jaxpr.constvars), inputs, tuple(steps), tuple(map(read, jaxpr.outvars)))
+
+    def _params(self, eqn: Any) -> Hashable:
+        rules = _RULES if "call_jaxpr" in eqn.params else set()
+        if rules and not self._compiled_only and not _of_library(eqn.params["call_jaxpr"]):
+            rules = set()  # the user's own rule: compared as it is
+        return tuple(
+            (name, self.of(value)) for name, value in eqn.params.items() if name not in rules
+        )
+
+    def of(self, value: Any) -> Hashable:
+        if type(value) in _PLAIN:
+            return (type(value), value)
+        if isinstance(value, float | complex):
+            return (type(value), repr(value))  # 0.0 is not -0.0
+        if isinstance(value, Jaxpr | ClosedJaxpr):  # one class from JAX 0.11 on
+            inner: Any = value
+            consts = getattr(inner, "consts", ())
+            return (self.of_jaxpr(getattr(inner, "jaxpr", inner)), *map(self.of, consts))
+        if isinstance(value, tuple | list):
+            return (type(value), *map(self.of, value))
+        if isinstance(value, dict):
+            return tuple((self.of(name), self.of(each)) for name, each in value.items())
+        if isinstance(value, jax.core.Tracer):
+            raise _DifferentError
+        if isinstance(value, jax.Array | np.ndarray | np.generic) or _is_array(value):
+            return _content(value)
+        if isinstance(value, _PYTHON):
+            found = proof_of(value)
+            if found is None or found.arrays:
+                raise _DifferentError
+            return (found.key, *map(_Kept, found.held))
+        return (type(value), value)
+
+
+class _Kept:
+    """Something that must live, since its identity is part of a value."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Kept)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") and hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _content(value: Any) -> Hashable:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    return (str(array.dtype), array.shape, array.tobytes())
+
+
+def _of_library(call: Any) -> bool:
+    """Whether a function with a rule of its own is a library's, such as `jax.nn.relu`."""
+    info = getattr(getattr(call, "jaxpr", call), "debug_info", None)
+    name = getattr(info, "func_filename", None) or _file_of(getattr(info, "func_src_info", ""))
+    return bool(name) and is_library_file(name)
+
+
+@functools.lru_cache(maxsize=256)
+def _file_of(info: str) -> str:
+    """The file in "relu at /usr/lib/.../functions.py:52"."""
+    return info.partition(" at ")[2].rpartition(":")[0]

@@ -1,0 +1,173 @@
+"""The proof that a function is what it was: all that it refers to, followed to the end.
+
+Proved is only what cannot change unseen: code, numbers and text, arrays of JAX, small arrays of
+NumPy by what is in them, functions whose references are proved, and what libraries define at the
+level of a module. An object, a list, a dict, a set, a class, a module of the user is no proof: who
+refers to one is traced again, which is always right (`tests/core/test_unchanged.py`).
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+import jax.core
+import numpy as np
+
+from .library import is_library, names_in
+
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...), range)
+_FIXED_CLASSES = ("builtins", "numpy", "jax", "jaxlib", "ml_dtypes", "functools", "typing")
+_JITTED = type(jax.jit(lambda: None))
+_SMALL = 4096  # bytes of a NumPy array that is compared whenever it is asked
+
+
+class Proof(NamedTuple):
+    """`key` is equal for functions that do the same, as long as `held` live.
+
+    `checks` say whether it still holds: every reference is the very same object, and arrays of
+    NumPy have the same content.
+    """
+
+    key: Hashable
+    held: tuple[Any, ...]
+    arrays: list[Any]  # of JAX, that the functions refer to
+    checks: list[tuple[Callable[[Any], Any], Any, Any]]
+    contents: list[tuple[np.ndarray, bytes]]
+
+    def holds(self) -> bool:
+        """Whether all is as it was when this was made."""
+        for get, name, value in self.checks:
+            if get(name) is not value:
+                return False
+        return all(array.tobytes() == content for array, content in self.contents)
+
+
+def proof_of(*functions: Any) -> Proof | None:
+    """What proves that these functions are unchanged, or None."""
+    made = _Prover()
+    try:
+        key = tuple(made.of(fn) for fn in functions)
+        hash(key)
+    except (_UnprovedError, TypeError, ValueError, RecursionError):
+        return None
+    return Proof(key, tuple(made.held), made.arrays, made.checks, made.contents)
+
+
+class _UnprovedError(Exception):
+    """Met something that may change unseen."""
+
+
+class _Prover:
+    def __init__(self) -> None:
+        self.held: list[Any] = []
+        self.arrays: list[Any] = []
+        self.checks: list[tuple[Callable[[Any], Any], Any, Any]] = []
+        self.contents: list[tuple[np.ndarray, bytes]] = []
+        self._seen: dict[int, int] = {}
+
+    def of(self, value: Any) -> Hashable:
+        if type(value) in _PLAIN:
+            return (type(value), repr(value))  # repr: 0.0 is not -0.0, and nan is nan
+        if isinstance(value, np.dtype):
+            return value
+        if isinstance(value, np.generic):
+            return (value.dtype, value.tobytes())
+        if type(value) is tuple or (isinstance(value, tuple) and is_library(type(value))):
+            return (type(value), *map(self.of, value))
+        self.held.append(value)
+        if id(value) in self._seen:
+            return ("again", self._seen[id(value)])
+        self._seen[id(value)] = len(self._seen)
+        if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+            self.arrays.append(value)
+            return ("array", id(value))
+        if type(value) is np.ndarray and value.nbytes <= _SMALL and not value.dtype.hasobject:
+            self.contents.append((value, value.tobytes()))
+            return (value.dtype, value.shape, value.tobytes())
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if type(value) is functools.partial and not value.__dict__:
+            return ("partial", *map(self.of, (value.func, value.args)), self._dict(value.keywords))
+        if isinstance(value, _JITTED) and not _is_defined_by_library(value):
+            return ("jit", id(value), self.of(inspect.unwrap(value)))
+        if _is_fixed(value):
+            return id(value)
+        raise _UnprovedError(type(value).__name__)
+
+    def _function(self, fn: types.FunctionType) -> Hashable:
+        cells = [(cell, cell.cell_contents) for cell in fn.__closure__ or ()]
+        self.checks += [(cell.__getattribute__, "cell_contents", v) for cell, v in cells]
+        inside = tuple(self.of(value) for _, value in cells)
+        if is_library(fn):
+            return (fn.__code__, inside, self.of(fn.__defaults__)) if cells else id(fn)
+        if set(fn.__dict__) - {"__wrapped__"}:
+            raise _UnprovedError("a function with attributes")
+        for name in ("__code__", "__defaults__", "__kwdefaults__"):
+            self.checks.append((fn.__getattribute__, name, getattr(fn, name)))
+        kwdefaults = self._dict(fn.__kwdefaults__ or {})
+        names, scope = names_in(fn.__code__), fn.__globals__
+        self.checks += [(scope.get, name, scope.get(name)) for name in names]
+        used = tuple((name, self._global(scope[name], names)) for name in names if name in scope)
+        for name in _imports(fn.__code__):
+            self._module(sys.modules.get(name), names)
+        return (fn.__code__, id(scope), inside, self.of(fn.__defaults__), kwdefaults, used)
+
+    def _global(self, value: Any, names: tuple[str, ...]) -> Hashable:
+        if isinstance(value, types.ModuleType):
+            self._module(value, names)
+        return self.of(value)
+
+    def _module(self, module: Any, names: tuple[str, ...], depth: int = 4) -> None:
+        """What a function may ask of a library's module is fixed too: no flags, no environment."""
+        if not isinstance(module, types.ModuleType) or not is_library(module) or not depth:
+            raise _UnprovedError("a module of the user")
+        found = {name: vars(module)[name] for name in names if name in vars(module)}
+        for name, value in found.items():
+            self.checks.append((vars(module).get, name, value))
+            if isinstance(value, types.ModuleType) and is_library(value):
+                self._module(value, names, depth - 1) if value is not module else None
+            elif not (type(value) in _PLAIN or isinstance(value, np.generic) or _is_fixed(value)):
+                raise _UnprovedError(name)
+
+    def _dict(self, values: dict[str, Any]) -> Hashable:
+        """Of keyword arguments: few, so that their number is one object."""
+        self.checks.append((len, values, len(values)))
+        self.checks += [(values.get, name, value) for name, value in values.items()]
+        return tuple((name, self.of(value)) for name, value in values.items())
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether this is a library's, and the same for the whole run."""
+    if isinstance(value, types.ModuleType | types.FunctionType):
+        return is_library(value)
+    if isinstance(value, type):
+        return value.__module__.partition(".")[0] in _FIXED_CLASSES
+    owner = getattr(value, "__self__", None)  # of a method: a generator of random numbers, say
+    if owner is not None and not isinstance(owner, types.ModuleType):
+        return False
+    if isinstance(value, types.BuiltinFunctionType):
+        return True
+    return isinstance(value, np.ufunc) or _is_defined_by_library(value)
+
+
+def _is_defined_by_library(value: Any) -> bool:
+    """Whether a callable stands under its name in a module of a library."""
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    if module is None or not callable(value) or not is_library(module):
+        return False
+    return vars(module).get(getattr(value, "__name__", "")) is value
+
+
+@functools.lru_cache(maxsize=1024)
+def _imports(code: types.CodeType) -> tuple[str, ...]:
+    """The modules that a function imports when it runs."""
+    inner = [_imports(const) for const in code.co_consts if isinstance(const, types.CodeType)]
+    own = (step.argval for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME")
+    return (*own, *(name for names in inner for name in names))

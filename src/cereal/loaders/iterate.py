@@ -1,0 +1,76 @@
+"""Which iterator a pipeline gets, and what `iterate` refuses."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import jax
+import jax.core
+
+from ..core.capture import staging
+from ..core.errors import UsageError
+from ..core.positional import Positional
+from ..core.source import Source
+from ..core.staged import StreamStage
+from ..core.state import check_state, refuse_key
+from .batch_iterator import BatchIterator
+from .host_iterator import HostIterator
+from .iterator import PositionalIterator, SteppingIterator, StreamIterator
+from .learnt import Learnt
+
+
+def iterator_over(
+    source: Source[Any],
+    state: Any,
+    steps: int | None,
+    epochs: int | None,
+    progress: bool | str,
+    learnt: Learnt,
+) -> BatchIterator[Any]:
+    """The iterator of a pipeline from a state on."""
+    if not isinstance(source, Positional):
+        refuse_key(state)
+        return StreamIterator(source, state, steps, epochs, progress)
+    check_state(state, source.fingerprint)
+    kind = SteppingIterator if source.callbacks else PositionalIterator
+    kind = HostIterator if source.host else kind
+    return kind(source, state, steps, epochs, progress, learnt)
+
+
+def refuse_traced(arguments: Any) -> None:
+    """A Python loop cannot be recorded into a program."""
+    leaves = jax.tree.leaves(arguments)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or staging():
+        raise UsageError(
+            "`iterate` is a Python loop and cannot run inside a traced function; there write "
+            "`loader.scan_epoch(state, carry, body_fn)` or `loader.next_batch(state)`."
+        )
+
+
+def refuse_random(source: Source[Any], what: str) -> None:
+    """Without a state, a random pipeline would begin with the same key every time."""
+    if _is_random(source):
+        raise UsageError(
+            f"this pipeline is random, and a loader has no state: {what} would repeat the same "
+            f"order every time. Write `state = loader.init_state(key)` and "
+            f"`for batch, mask in loader.iterate(state):`."
+        )
+
+
+def _is_random(source: Source[Any]) -> bool:
+    """Whether what it gives depends on the key; of a user's own stream nobody knows."""
+    if isinstance(source, Positional):
+        return source.random
+    drawn = isinstance(source, StreamStage) and source.stage.random
+    return drawn or source.inner is None or _is_random(source.inner)
+
+
+def refuse_positional(misplaced: tuple[Any, ...]) -> NoReturn:
+    """`iterate(state, 3)`: three what?"""
+    got = ", ".join(f"{each!r:.40}" for each in misplaced)
+    example = misplaced[0] if type(misplaced[0]) is int else 3
+    raise UsageError(
+        f"`iterate` takes one argument, the state, and all else by name; got {got} besides. Write "
+        f"`loader.iterate(state, steps={example})` for {example} batches, or "
+        f"`loader.iterate(state, epochs={example})` for {example} epochs."
+    )

@@ -1,0 +1,62 @@
+"""What a loader has learnt from being iterated; nothing in it changes what a batch is."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import OrderedDict
+
+from ..core.errors import EpochWarning
+
+_MOST_KEYS = 64
+Key = tuple[int, int]
+
+
+class Learnt:
+    """Belongs to one loader and goes with it; thread-safe.
+
+    `ahead` says whether one call should make many batches of a pipeline with user functions: None
+    until the first long iteration has seen what a batch costs, and then for good, since changing
+    one's mind means to compile in the middle of a training.
+    """
+
+    def __init__(self) -> None:
+        self.ahead: bool | None = None
+        self._lock = threading.Lock()
+        self._ended: OrderedDict[Key, int] = OrderedDict()
+        self._warned = False
+
+    def decide(self, ahead: bool) -> bool:
+        """Who decides first decides for all."""
+        with self._lock:
+            if self.ahead is None:
+                self.ahead = ahead
+            return self.ahead
+
+    def ended(self, key: Key, epoch: int) -> None:
+        """An iteration that began with this epoch has run it to its end."""
+        with self._lock:
+            self._ended[key] = epoch
+            self._ended.move_to_end(key)
+            if len(self._ended) > _MOST_KEYS:
+                self._ended.popitem(last=False)
+
+    def begins(self, key: Key, epoch: int, stacklevel: int) -> None:
+        """An iteration begins with this epoch: says so, once, if that was the one before too.
+
+        Whoever went on to later epochs and comes back began a training anew, and is left alone.
+        """
+        with self._lock:
+            repeated = self._ended.get(key) == epoch and not self._warned
+            self._warned = self._warned or repeated
+        if repeated:
+            warnings.warn(
+                f"this loader has run epoch {epoch} of this key to its end and begins it again: "
+                f"the same elements in the same order, with the same augmentation. Go on from "
+                f"where the last epoch ended, `batches = loader.iterate(state)` and after the "
+                f"loop `state = batches.state`; or write one loop, `loader.iterate(state, "
+                f"epochs=10)`. (For evaluation, a pipeline that is not random never says this: "
+                f'`ordering="sequential"`.)',
+                EpochWarning,
+                stacklevel=stacklevel + 1,
+            )

@@ -1,0 +1,85 @@
+"""Where an iterator stands, as bytes that the loader's state carries."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+
+BOOKMARK_BYTES = 4096
+
+
+class Run(NamedTuple):
+    """What an iterator is made for: an epoch, and a key if it is asked for."""
+
+    epoch: int
+    key: tuple[int, int] | None
+
+
+class Bookmark(NamedTuple):
+    """The state of an iterator that has given so many elements of a run."""
+
+    run: Run
+    position: int
+    state: Any
+
+
+def packed(bookmark: Bookmark) -> np.ndarray | None:
+    """As bytes with their number in front; None if it is too long, or would come back changed."""
+    (epoch, key), *rest = bookmark
+    plain = [epoch, *rest, *([] if key is None else [list(key)])]
+    try:
+        text = json.dumps(plain, default=_plain)
+        if not _equal(json.loads(text, object_hook=_from_plain), plain):
+            return None
+    except (TypeError, ValueError):
+        return None
+    coded = text.encode()
+    if len(coded) + 4 > BOOKMARK_BYTES:
+        return None
+    out = np.zeros(BOOKMARK_BYTES, np.uint8)
+    out[:4] = np.frombuffer(len(coded).to_bytes(4, "little"), np.uint8)
+    out[4 : 4 + len(coded)] = np.frombuffer(coded, np.uint8)
+    return out
+
+
+def _equal(found: Any, given: Any) -> bool:
+    """Whether plain data came back as it was; JSON turns tuples into lists, numbers into keys."""
+    if isinstance(given, dict):
+        return (
+            isinstance(found, dict)
+            and found.keys() == given.keys()
+            and all(_equal(found[key], given[key]) for key in given)
+        )
+    if isinstance(given, list):
+        return (
+            isinstance(found, list)
+            and len(found) == len(given)
+            and all(_equal(a, b) for a, b in zip(found, given, strict=True))
+        )
+    given = given.item() if isinstance(given, np.generic) else given
+    return type(found) is type(given) and found == given
+
+
+def unpacked(array: np.ndarray) -> Bookmark | None:
+    """The bookmark in these bytes; None if there is none."""
+    size = int.from_bytes(array[:4].tobytes(), "little")
+    if not 0 < size <= BOOKMARK_BYTES - 4:
+        return None
+    text = array[4 : 4 + size].tobytes()
+    epoch, position, state, *key = json.loads(text, object_hook=_from_plain)
+    return Bookmark(Run(epoch, (key[0][0], key[0][1]) if key else None), position, state)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"__bytes__": base64.b64encode(value).decode()}
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no plain data")
+
+
+def _from_plain(found: dict[str, Any]) -> Any:
+    return base64.b64decode(found["__bytes__"]) if set(found) == {"__bytes__"} else found
