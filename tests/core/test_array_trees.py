@@ -125,7 +125,7 @@ def test_the_lines_that_are_shown_work():
     data = (data - data[0]) / np.timedelta64(1, "s")
     assert ArraySampleSource(data).data.tolist() == [0, 2 * 86400]
     data = np.array([(1, 2.0), (3, 4.0)], [("a", "i4"), ("b", "f4")])
-    source = ArraySampleSource({name: data[name] for name in data.dtype.names})
+    source = ArraySampleSource({name: data[name] for name in ("a", "b")})
     assert source.data["b"].tolist() == [2, 4]
 
 

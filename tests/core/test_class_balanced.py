@@ -249,7 +249,7 @@ def test_jax_and_numpy_agree_across_epochs(
         ),
         (
             [0.0, math.nan],
-            r"got float64\[2\], and label 1 is NaN, no class; leave such elements out",
+            r"must be one axis of integers, .*, and label 1 is NaN, no class; leave",
         ),
         (
             np.zeros((2, 3), int),

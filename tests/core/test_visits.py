@@ -1,5 +1,7 @@
 """An element that comes again in one epoch is augmented anew, by whatever it is listed twice."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,7 +91,7 @@ def test_parts_that_share_nothing_have_the_randomness_they_had():
     parts = [SliceSource(source, range(3)), SliceSource(source, range(3, 6))]
     assert visits(ConcatSource(parts), size=6) == visits(source, size=6)
     other = RANDOM[0](RangeSource(6, 12))
-    nested = MixSource([MixSource(parts, weights=(1, 1)), other], weights=(2, 1))
+    nested: Any = MixSource([MixSource(parts, weights=(1, 1)), other], weights=(2, 1))
     assert nested.path.branches.apart
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import tempfile
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,18 +195,20 @@ def other_stages_of_a_kept_loader(use: Use, program: Program) -> list[Any]:
 
 def through(loader: Any, way: str) -> list[Any]:
     """The values of an epoch."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if way == "scan":
-            collected = loader.scan_epoch(loader.init_state(0), 0, lambda c, b, m: (c, b))[2]
-            return np.asarray(collected).reshape(-1).tolist()
-        if way == "steps":
-            found, state = [], loader.init_state(0)
-            for _ in range(N // 3):
-                batch, state, _ = loader.next_batch(state)
-                found += batch.tolist()
-            return found
-        return [x for batch, _ in loader.iterate(loader.init_state(0)) for x in batch.tolist()]
+    if way == "scan":
+        collected = loader.scan_epoch(loader.init_state(0), 0, _collected)[2]
+        return np.asarray(collected).reshape(-1).tolist()
+    if way == "steps":
+        found, state = [], loader.init_state(0)
+        for _ in range(N // 3):
+            batch, state, _ = loader.next_batch(state)
+            found += batch.tolist()
+        return found
+    return [x for batch, _ in loader.iterate(loader.init_state(0)) for x in batch.tolist()]
+
+
+def _collected(count: Any, batch: Any, mask: Any) -> Any:
+    return count, batch
 
 
 def on_the_host(use: Use, program: Program) -> list[Any]:

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ class Outcome(NamedTuple):
 
 def check(seed: int) -> str:
     """Checks what belongs to a seed, and says what that was."""
+    warnings.simplefilter("ignore")  # large batches of small data, epochs again: on purpose
     if seed % EVERY_EDIT == EVERY_EDIT - 1:
         return f"edit {check_edit(seed // EVERY_EDIT)}"
     if seed % EVERY_MUTATION == EVERY_MUTATION - 1:

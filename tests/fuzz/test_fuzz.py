@@ -19,7 +19,8 @@ from cereal.core import ordering
 from cereal.loaders.iterator import PositionalIterator
 from cereal.transforms import filter as filters
 
-pytestmark = pytest.mark.slow
+# Large batches of small data, the same epoch again: here it is on purpose.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 FIXED = range(40)
 

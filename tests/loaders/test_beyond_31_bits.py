@@ -1,5 +1,7 @@
 """Host pipelines count further than compiled code: positions of 64 bits."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +43,7 @@ def whole(batch):
     return ((words[..., 0] << 32) | words[..., 1]).tolist()
 
 
-def disk(n=N, ordering="sequential"):
+def disk(n: int = N, ordering: Any = "sequential"):
     return DiskSampleSource(n, words_of, ordering=ordering)
 
 

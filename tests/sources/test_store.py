@@ -315,6 +315,20 @@ def test_batches_go_where_the_parts_were_to_go() -> None:
     assert where == {name: {there} for name in sources}
 
 
+def test_a_part_that_says_where_to_go_speaks_for_those_that_do_not() -> None:
+    there = jax.devices()[2]
+    mixed = MixSource([DevicePutTransform(there)(RangeSource(4)), RangeSource(4)])
+    assert epoch_of(mixed).devices() == {there}
+
+
+def test_parts_that_go_to_different_places_are_refused_when_built() -> None:
+    parts = [DevicePutTransform(device)(RangeSource(4)) for device in jax.devices()[1:3]]
+    message = "its parts are put in different places, .*:1 and .*:2, and a batch goes to one; write"
+    for combined in (ConcatSource, MixSource, ZipSource):
+        with pytest.raises(PipelineError, match=message):
+            DataLoader([combined(parts), BatchTransform(2)])
+
+
 def test_sharded_parts() -> None:
     mesh = jax.make_mesh((4,), ("data",))
     rows = NamedSharding(mesh, PartitionSpec("data"))

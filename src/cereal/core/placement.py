@@ -114,7 +114,9 @@ def _check_in_program(placement: Any) -> None:
             f"leave `memory_kind=` out, or take batches from `iterate`."
         )
     if isinstance(placement, NamedSharding):
-        kinds = {placement.mesh._name_to_type[name] for name in _names(placement.spec)}
+        mesh = placement.mesh
+        kind_of = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        kinds = {kind_of[name] for name in _names(placement.spec)}
         if {AxisType.Auto, AxisType.Explicit} <= kinds:
             raise UsageError(
                 f"DevicePutTransform: {placement.spec} names axes of both kinds, Auto and "

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from ..core.errors import PipelineError
 from ..core.host import first_element
 from ..core.positional import IndexedSource
 
@@ -81,5 +82,11 @@ class OverMembers(IndexedSource[T_co]):
 
     @property
     def placement(self) -> Any:
-        places = {member.placement for member in self.members}
-        return places.pop() if len(places) == 1 else None
+        places = {member.placement for member in self.members} - {None}
+        if len(places) > 1:
+            names = " and ".join(sorted(map(str, places))[:2])
+            raise PipelineError(
+                f"{self.label}: its parts are put in different places, {names}, and a batch goes "
+                f"to one; write one DevicePutTransform, after the BatchTransform."
+            )
+        return next(iter(places), None)

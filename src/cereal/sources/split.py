@@ -105,9 +105,12 @@ def kfold(
 
 def _check_once(source: Any, owner: str) -> None:
     if not source.fixed:
+        fix = "split its sources first and mix the parts"
+        if source.varies:
+            fix = 'split the data before it is shuffled, and read the parts by `ordering="shuffle"`'
         raise PipelineError(
             f"{owner}: {source.label} gives other elements at the same index in the next epoch, so "
-            f"parts of it would share elements; split its sources first and mix the parts."
+            f"parts of it would share elements; {fix}."
         )
     if not source.once:
         raise PipelineError(

@@ -27,7 +27,8 @@ class TimeSeriesBatchTransform(Stage[Any, Any]):
 
     In packed mode sequences follow each other, and `sequence_start` is True at the first moment of
     each: where a recurrent model resets its state. The mask is then one of moments, False in all
-    of a sequence that is padding, which does not start. What else is in the batch stays [B, ...].
+    of a sequence that is padding, which does not start. What else is in the batch stays [B, ...];
+    its mask is `mask.reshape(B, T)[:, 0]`.
 
     >>> import cereal, numpy as np
     >>> windows = cereal.WindowSource(np.arange(9.0), 3, predict=1, ordering="sequential")

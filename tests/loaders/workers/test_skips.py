@@ -312,3 +312,19 @@ def test_an_element_that_fills_up_the_last_batch_is_not_counted_again(
             run = jax.jit(lambda state: loader.scan_epoch(state, 0, keep)[1])
             jax.block_until_ready(run(state))
         assert loader.skipped == 9
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_function_that_runs_jax_in_a_program_is_told_so_and_not_skipped(
+    workers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def sine(i: int) -> Any:
+        return np.asarray(jax.numpy.sin(i * 1.0))
+
+    loader = loader_of(sine, workers=workers, on_error="skip")
+    assert len(list(loader.iterate(loader.init_state(0)))) == 6
+    message = r"DiskSampleSource\(sine.*\) runs JAX inside of a compiled program(.|\n)*use NumPy"
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=message):
+        jax.block_until_ready(jax.jit(loader.next_batch)(loader.init_state(0)))
+    assert "no_execution" not in capfd.readouterr().err
+    assert loader.skipped == 0
