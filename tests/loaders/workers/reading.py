@@ -74,8 +74,8 @@ def within(run: Callable[[], T], seconds: float = GUARD) -> T:
 
 
 def workers() -> list[threading.Thread]:
-    """Threads that this library started and that are alive."""
-    return [each for each in threading.enumerate() if each.name.startswith("cereal")]
+    """Threads that read for loaders and are alive."""
+    return [each for each in threading.enumerate() if each.name.startswith("cereal-worker")]
 
 
 def until(holds: Callable[[], bool], seconds: float = GUARD) -> bool:
