@@ -128,6 +128,8 @@ def test_pipelines_are_built_under_a_guard_and_their_states_can_be_read() -> Non
             ArraySampleSource(SMALL, ordering=[3, 1, 2]),
             ArraySampleSource(SMALL, ordering=WeightedSampling(np.arange(1.0, N + 1))),
             cereal.SliceSource(rest, [2, 0]),
+            cereal.MixSource([train, rest], weights=(3, 1)),
+            cereal.ConcatSource([rest, train]),
         ):
             loader = DataLoader([source, BatchTransform(2)])
             next(loader.iterate(loader.init_state(0)))
