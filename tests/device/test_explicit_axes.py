@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
@@ -71,6 +72,12 @@ PIPELINES: dict[str, Callable[[], list[Any]]] = {
     ],
     "joined": lambda: [ConcatSource([ArraySampleSource(ROWS), ArraySampleSource(-ROWS)]), BATCH],
     "random": lambda: [ArraySampleSource(ROWS), BATCH, RandomMapTransform(noisy)],
+    "functions": lambda: [
+        ArraySampleSource(ROWS),
+        MapTransform(lambda x: jnp.where(x > 3, jnp.sqrt(x), 0)),
+        BATCH,
+        MapTransform(lambda x: jnp.clip(x, 0, 9) + jnp.take(jnp.arange(5.0), 3)),
+    ],
     "host": lambda: [DiskSampleSource(N, lambda i: ROWS[i]), BATCH],
 }
 
