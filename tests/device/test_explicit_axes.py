@@ -27,6 +27,7 @@ from cereal import (
     MapTransform,
     MixSource,
     RandomMapTransform,
+    UsageError,
     WeightedSampling,
     WindowSource,
 )
@@ -100,6 +101,15 @@ def test_states_may_be_mapped_over_a_mesh(make: Callable[[], list[Any]]) -> None
         np.testing.assert_array_equal(found, expected)
         assert mask.all()
         assert (after.offset > 0).all()
+
+
+@pytest.mark.slow
+def test_functions_that_cannot_be_mapped_over_a_mesh_are_refused_in_words() -> None:
+    loader = DataLoader([ArraySampleSource(ROWS), BATCH, MapTransform(jax.nn.relu)])
+    states = jax.vmap(loader.init_state)(jax.random.split(jax.random.key(0), 8))
+    over = jax.device_put(states, spread())
+    with pytest.raises(UsageError, match="cannot map these states over a mesh with explicit axes"):
+        jax.jit(jax.vmap(loader.next_batch))(over)
 
 
 def keep(carry: Any, batch: Any, mask: Any) -> Any:
