@@ -168,6 +168,7 @@ def test_the_state_is_exact_after_every_batch_and_across_refills(
         check_resume(loader)
 
 
+@pytest.mark.filterwarnings("ignore::cereal.EpochWarning")
 def test_several_iterators_over_one_loader_do_not_disturb_each_other(folder: Path) -> None:
     loader = DataLoader([windows(mapped(A, folder)), BatchTransform(4)])
     expected = some(loader)
@@ -179,6 +180,7 @@ def test_several_iterators_over_one_loader_do_not_disturb_each_other(folder: Pat
         assert_same(each, expected, "an iterator")
 
 
+@pytest.mark.filterwarnings("ignore::cereal.EpochWarning")
 def test_threads_read_one_file_at_once(folder: Path) -> None:
     loader = DataLoader([windows(mapped(A, folder)), BatchTransform(4)])
     expected, found = some(loader), {}
@@ -195,6 +197,7 @@ def test_threads_read_one_file_at_once(folder: Path) -> None:
         assert_same(found[number], expected, f"thread {number}")
 
 
+@pytest.mark.filterwarnings("ignore::cereal.EpochWarning")
 def test_a_loop_that_is_left_early_goes_on_from_its_state(folder: Path) -> None:
     loader = DataLoader([windows(mapped(A, folder)), BatchTransform(4)])
     expected = some(loader)
