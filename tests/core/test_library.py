@@ -63,6 +63,13 @@ def test_the_users_modules_that_a_function_imports_are_found(
     def from_inside() -> Any:
         from .inner import h  # type: ignore  # noqa: F401
 
+    (tmp_path / "a_script.py").write_text("raise SystemExit('usage: ...')")
+
+    def script() -> Any:
+        import a_script  # type: ignore  # noqa: F401
+
+    assert imported_in(script.__code__, None) == []
+
     def missing() -> Any:
         import no_such_package  # type: ignore  # noqa: F401
 

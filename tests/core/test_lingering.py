@@ -110,6 +110,17 @@ def test_a_loader_that_dies_under_a_running_program_is_read_to_the_end(
     assert gone(data)
 
 
+def test_the_thread_that_waits_ends_when_nothing_lingers() -> None:
+    data = Watched()
+    data.enter_program()
+    del data
+    thread = lingering._thread
+    if thread is not None:
+        thread.join(GUARD)
+        assert not thread.is_alive()
+    assert lingering._thread is None
+
+
 def test_a_loader_that_is_rebound_in_every_round_is_read_to_the_end() -> None:
     program = jax.jit(by_scan_epoch)
     found, data = [], []

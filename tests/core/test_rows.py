@@ -178,7 +178,7 @@ def assert_each_once(taken: np.ndarray, epochs: list[np.ndarray], n: int) -> Non
 
 
 @settings(max_examples=40)
-@pytest.mark.filterwarnings("ignore:.*a batch is larger than the data")
+@pytest.mark.filterwarnings("ignore:.*is larger than the data")
 @given(
     n=st.sampled_from([1, 7]),
     sizes=st.lists(st.sampled_from([1, 2, 3, 9]), min_size=1, max_size=12),

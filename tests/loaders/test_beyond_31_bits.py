@@ -275,6 +275,11 @@ def test_an_endless_stream_gives_randomness_by_all_bits_in_programs_too():
     assert not set(outside["noise"].tolist()) & set(near["noise"].tolist())
 
 
+def test_states_of_streams_without_end_are_those_of_earlier_versions():
+    loader = DataLoader([IterableSource(Tokens), BatchTransform(4)], workers=0)
+    assert loader.init_state(0).fingerprint.length == 2**31 - 1
+
+
 def test_host_stages_see_whole_indices_of_elements():
     loader = DataLoader([disk(), HostMapTransform(lambda x: x), BatchTransform(2)], workers=0)
     assert whole(next(loader.iterate(at(loader, 2**35), steps=1))[0]) == [2**35, 2**35 + 1]

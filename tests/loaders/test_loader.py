@@ -85,7 +85,7 @@ def test_shuffled_runs_agree_and_resume(n: int, batch: int, remainder: str) -> N
 
 @pytest.mark.parametrize("remainder", ["wrap", "pad"])
 @pytest.mark.parametrize(("n", "batch"), [(1, 4), (3, 11)])
-@pytest.mark.filterwarnings("ignore:.*a batch is larger than the data")
+@pytest.mark.filterwarnings("ignore:.*is larger than the data")
 def test_a_batch_larger_than_the_data_agrees_and_resumes(
     n: int, batch: int, remainder: str
 ) -> None:

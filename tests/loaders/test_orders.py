@@ -164,7 +164,7 @@ def test_a_state_of_another_number_of_draws_is_refused() -> None:
 
 
 @every_order
-@pytest.mark.filterwarnings("ignore:.*a batch is larger than the data")
+@pytest.mark.filterwarnings("ignore:.*is larger than the data")
 def test_another_batch_size_at_every_step_loses_and_repeats_nothing(name: str) -> None:
     source = cereal.RangeSource(N, ordering=ORDERS[name]())
 

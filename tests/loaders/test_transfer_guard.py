@@ -98,11 +98,11 @@ def everything(loader: DataLoader[Any], key: Any, zero: Any) -> None:
     cereal.evaluate(loader, means, key=key)
 
 
-@pytest.mark.parametrize("rule", [{}, {"pad_last_batch": True}])
 @pytest.mark.parametrize("source", SOURCES)
-def test_pipelines_run_under_a_guard(source: str, rule: dict[str, Any], tmp_path: Path) -> None:
+def test_pipelines_run_under_a_guard(source: str, tmp_path: Path) -> None:
     key, zero = jax.random.key(1), jnp.int32(0)
-    loader = DataLoader([SOURCES[source](tmp_path), BatchTransform(3, **rule)], workers=2)
+    batch = BatchTransform(4, pad_last_batch=True)
+    loader = DataLoader([SOURCES[source](tmp_path), batch], workers=2)
     with loader, jax.transfer_guard("disallow"):
         everything(loader, key, zero)
 
@@ -114,6 +114,31 @@ def test_stages_run_under_a_guard(source: str, stage: str, tmp_path: Path) -> No
     stages = [SOURCES[source](tmp_path), *STAGES[stage], BatchTransform(3)]
     with DataLoader(stages) as loader, jax.transfer_guard("disallow"):
         everything(loader, key, zero)
+
+
+def test_pipelines_are_built_under_a_guard_and_their_states_can_be_read() -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    images = np.ones((N, 8, 8), np.uint8)  # stored as words
+    with jax.transfer_guard("disallow"):
+        train, rest = cereal.split(ArraySampleSource(SMALL), (6, 3), key=1)
+        for source in (
+            train,
+            ArraySampleSource(images),
+            ArraySampleSource(SMALL, ordering=[3, 1, 2]),
+            ArraySampleSource(SMALL, ordering=WeightedSampling(np.arange(1.0, N + 1))),
+            cereal.SliceSource(rest, [2, 0]),
+        ):
+            loader = DataLoader([source, BatchTransform(2)])
+            next(loader.iterate(loader.init_state(0)))
+        state = loader.init_state(7)
+        assert [to_host(x).tolist() for x in (state.key, state.epoch, state.offset)] == [
+            [0, 7],
+            0,
+            0,
+        ]
+        states = jax.vmap(loader.init_state)(keys)
+        assert (states.key.shape, states.epoch.shape) == ((3, 2), (3,))
+        jax.vmap(loader.next_batch)(states)
 
 
 def test_a_guard_for_the_whole_process_counts_in_workers_too() -> None:

@@ -104,7 +104,8 @@ def test_the_key_is_that_of_jax() -> None:
     given = []
 
     def make(epoch: int, key: np.ndarray) -> Iterator[float]:
-        given.append((epoch, jax.random.key_data(jax.random.wrap_key_data(key)).tolist()))
+        theirs = jax.random.wrap_key_data(key)  # type: ignore[arg-type]
+        given.append((epoch, jax.random.key_data(theirs).tolist()))
         yield 0.0
 
     loader = DataLoader([IterableSource(make, length=1), BatchTransform(1)], workers=0)

@@ -28,7 +28,8 @@ def test_ranges_are_sources(source: Any) -> None:
 
 
 def values_of(source: Any, steps: int | None = None) -> list[int]:
-    return [int(value) for value, _ in cereal.DataLoader(source).iterate(steps=steps)]
+    loader = cereal.DataLoader(source)
+    return [int(value) for value, _ in loader.iterate(loader.init_state(0), steps=steps)]
 
 
 def test_one_bound_is_the_end_and_two_are_start_and_end() -> None:

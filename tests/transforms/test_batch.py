@@ -67,7 +67,7 @@ def test_a_batch_that_divides_the_data_is_the_same_under_every_rule() -> None:
     assert given[0] == given[1] == given[2]
 
 
-@pytest.mark.filterwarnings("ignore:.*a batch is larger than the data")
+@pytest.mark.filterwarnings("ignore:.*is larger than the data")
 def test_a_batch_may_be_larger_than_the_data() -> None:
     assert batches(3, cereal.BatchTransform(7)) == [([0, 1, 2, 0, 1, 2, 0], [T] * 7)]
     padded = batches(3, cereal.BatchTransform(7, pad_last_batch=True), epochs=2)
@@ -78,7 +78,7 @@ def test_a_batch_of_one_has_an_axis() -> None:
     assert batches(2, cereal.BatchTransform(1)) == [([0], [T]), ([1], [T])]
 
 
-@pytest.mark.filterwarnings("ignore:.*a batch is larger than the data")
+@pytest.mark.filterwarnings("ignore:.*is larger than the data")
 def test_one_element_makes_batches() -> None:
     source = cereal.RangeSource(1, ordering="shuffle")
     loader = cereal.DataLoader([source, cereal.BatchTransform(3)])

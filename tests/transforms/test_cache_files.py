@@ -288,7 +288,7 @@ def test_parts_of_one_mapped_file_have_caches_of_their_own(tmp_path: Path) -> No
     for begin in (0, 200):
         windows = WindowSource(mapped[begin : begin + 100], 100)
         loader = DataLoader([windows, CacheTransform(tmp_path / "cache")])
-        window, _ = next(loader.iterate())
+        window, _ = next(loader.iterate(loader.init_state(0)))
         np.testing.assert_array_equal(window, numbers[begin : begin + 100])
 
 

@@ -345,7 +345,7 @@ def test_it_collates_once_and_before_compiled_stages() -> None:
         DataLoader([RangeSource(8), MapTransform(lambda x: x), own])
 
 
-@pytest.mark.filterwarnings("ignore:.*a batch is larger than the data")
+@pytest.mark.filterwarnings("ignore:.*is larger than the data")
 def test_batches_larger_than_the_data_and_dropping_everything() -> None:
     assert some([TEXTS[:3], padding(2, 7)], 1)[0][0]["lengths"] == [2, 1, 2, 2, 1, 2, 2]
     with pytest.raises(PipelineError, match="drops all 3 elements"):

@@ -204,3 +204,8 @@ def test_batches_from_the_host_fit_a_sharding_of_two_axes(width: int) -> None:
             np.testing.assert_array_equal(batch["x"], rows[np.asarray(batch["y"])])
             assert batch["x"].sharding.spec == both.spec
             assert batch["y"].sharding.spec == mask.sharding.spec == PartitionSpec("data")
+
+
+def test_a_sharding_is_drawn_in_a_few_words() -> None:
+    put = cereal.DevicePutTransform(spread("auto"))
+    assert repr(put) == "DevicePutTransform(P('data',) over data=4)"

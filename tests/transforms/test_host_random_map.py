@@ -94,6 +94,7 @@ def test_every_element_has_the_generator_of_its_key_epoch_and_index(
 
 @pytest.mark.parametrize("size", [1, 3, 10, 23])
 @pytest.mark.parametrize("ordering", ["sequential", "shuffle"])
+@pytest.mark.filterwarnings("ignore:.*is larger than the data")
 def test_the_batch_size_changes_no_element(size: int, ordering: str) -> None:
     source = DatasetSource(list(range(N)), ordering=ordering)
     loader = DataLoader([source, HostRandomMapTransform(jitter), BatchTransform(size)])
@@ -146,6 +147,7 @@ def test_an_element_read_by_hand_is_that_of_the_loader() -> None:
     assert loader.read_element(7, key=9, epoch=2) == jitter(7, generator(9, 2, 7))
 
 
+@pytest.mark.filterwarnings("ignore:.*is larger than the data")
 def test_microbatches_have_the_numbers_of_their_elements() -> None:
     stage = HostRandomMapTransform(jitter)
     expected = np.array(

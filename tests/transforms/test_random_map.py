@@ -68,6 +68,7 @@ def test_a_random_map_keeps_the_contract() -> None:
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:.*is larger than the data")
 def test_an_element_of_an_epoch_is_augmented_alike_wherever_the_stage_stands(
     stages: Any, expected: np.ndarray
 ) -> None:
@@ -131,10 +132,10 @@ def test_the_kind_of_the_users_key_does_not_matter() -> None:
     np.testing.assert_array_equal(drawn(NOISE, batch(4), key=rbg), drawn(batch(3), NOISE, key=rbg))
 
 
-def test_each_element_of_a_repeating_order_counts_as_one_element() -> None:
+def test_each_visit_of_a_repeating_order_is_augmented_anew() -> None:
     source = cereal.ArraySampleSource({"x": np.zeros(3, np.int32)}, ordering=[1, 1, 2])
     values, _ = cereal.DataLoader([source, NOISE, batch(3)]).batch_at(0, 0)
-    assert int(values["x"][0]) == int(values["x"][1]) != int(values["x"][2])
+    assert len(set(values["x"].tolist())) == 3
 
 
 @pytest.mark.parametrize("fn", [lambda element: element, jnp.square, lambda e, scale=1.0: e])

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from .errors import CerealError
-from .lingering import linger, start_waiter
+from .lingering import linger
 
 _TRIES, _MOMENT = 20, 0.002
 _numbers = itertools.count()
@@ -39,9 +39,7 @@ class HostData:
 
     def enter_program(self) -> None:
         """Called when a program that will read this data is traced."""
-        if not self.in_programs:
-            self.in_programs = True
-            start_waiter()
+        self.in_programs = True
         self.before_program()
 
     def __del__(self) -> None:

@@ -77,6 +77,6 @@ def _users_module(name: str, package: str | None) -> types.ModuleType | None:
             if top is None or (top.origin and is_library_file(top.origin)):
                 return None  # not imported for this: it may be large
         module = importlib.import_module(name)
-    except Exception:
+    except (Exception, SystemExit):  # a script that parses its arguments
         return None
     return None if is_library(module) else module

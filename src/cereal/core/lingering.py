@@ -4,7 +4,7 @@ JAX returns before a program has run, and nothing tells when it is done. But who
 its results has them already, as arrays that are not ready: so data stays until all arrays that
 were being computed are ready, and for a second after it was last read.
 
-    loader = None  ->  HostData.__del__  ->  a queue  ->  one thread, which waits and lets go
+    loader = None  ->  HostData.__del__  ->  a queue  ->  a thread, which waits, lets go and ends
 """
 
 from __future__ import annotations
@@ -22,35 +22,39 @@ _POLL = 0.01
 _GRACE = 1.0
 _left: queue.SimpleQueue[Any] = queue.SimpleQueue()  # its `put` may be called by the collector
 _ending = threading.Event()
-_lock = threading.Lock()
+_lock = threading.RLock()  # so may all of `linger`, in the midst of itself
 _thread: threading.Thread | None = None
-
-
-def start_waiter() -> None:
-    """Called when a program is traced: a finalizer must not start a thread."""
-    global _thread
-    with _lock:
-        if _thread is None or not _thread.is_alive():
-            _thread = threading.Thread(target=_wait, name="cereal-lingering", daemon=True)
-            _thread.start()
 
 
 def linger(data: Any) -> bool:
     """Keeps data until the programs that were called are done; not at the end of the process."""
+    global _thread
     if _ending.is_set():
         return False
     _left.put(data)
+    with _lock:
+        if _thread is None or not _thread.is_alive():
+            _thread = threading.Thread(target=_wait, name="cereal-lingering", daemon=True)
+            _thread.start()
     return True
 
 
 def _wait() -> None:
+    """Lets go of all that lingers, each in its time, and ends."""
+    global _thread
     while not _ending.is_set():
-        data = _left.get()
-        for array in _being_computed():
-            while not _is_done(array) and not _ending.wait(_POLL):
-                pass
-            del array
-        while data is not None and not _ending.is_set():
+        with _lock:
+            if _left.empty():
+                _thread = None
+                return
+            data = _left.get()
+        waited_for = _being_computed()
+        while waited_for and not _ending.is_set():
+            if _is_done(waited_for[-1]):
+                waited_for.pop()
+            else:
+                _ending.wait(_POLL)
+        while not _ending.is_set():
             left = data.read_at + _GRACE - time.monotonic()
             if left <= 0:
                 break
@@ -79,6 +83,6 @@ def _is_done(array: Any) -> bool:
 @atexit.register
 def _end() -> None:
     _ending.set()
-    _left.put(None)
-    if _thread is not None:
-        _thread.join(1.0)
+    thread = _thread
+    if thread is not None:
+        thread.join(1.0)

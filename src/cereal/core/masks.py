@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .placement import place
+
 _AT_ONCE = 16
 
 
@@ -35,6 +37,6 @@ class FullMasks:
         device = config.jax_default_device
         if not self._made or device != self._device:
             made = _full(self._lanes, _AT_ONCE)
-            placed = made if self._placement is None else jax.device_put(made, self._placement)
+            placed = made if self._placement is None else place(made, self._placement)
             self._made, self._device = placed, device
         return self._made.pop()

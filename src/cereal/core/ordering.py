@@ -18,6 +18,7 @@ from .errors import PipelineError
 from .gathered import gathered
 from .permutation import MAX_TRACED, permute, round_constants
 from .pytree import pytree_dataclass, said, static_field
+from .transfer import sent
 
 
 class Visit(NamedTuple):
@@ -166,8 +167,8 @@ def _listed(ordering: Any, n: int, owner: str) -> Order:
             f"{what} has the index {indices.max()}, and lists of indices count to {MAX_TRACED}; "
             f"choose elements in the function that reads them."
         )
-    again = None if is_once(indices) else jnp.asarray(times_before(indices))
-    return Listed(jnp.asarray(indices), indices.size, digest_of(indices), again)
+    again = None if is_once(indices) else jnp.asarray(sent(times_before(indices)))
+    return Listed(jnp.asarray(sent(indices)), indices.size, digest_of(indices), again)
 
 
 def _refuse_key(ordering: Any, owner: str) -> None:

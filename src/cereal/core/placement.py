@@ -51,6 +51,15 @@ def fitted(placement: Any, axes: int, lead: int = 0) -> Any:
     return NamedSharding(placement.mesh, kept, memory_kind=placement.memory_kind)
 
 
+def in_words(placement: Any) -> str:
+    """A placement as drawings and errors call it: `P('data', 'model') over data=4, model=2`."""
+    if not isinstance(placement, NamedSharding):
+        return str(placement)
+    kind = f" in {placement.memory_kind}" if _elsewhere(placement) else ""
+    axes = ", ".join(f"{name}={size}" for name, size in placement.mesh.shape.items())
+    return f"{placement.spec} over {axes}{kind}"
+
+
 def placed(source: Source[Any], values: Any, mask: Any) -> tuple[Any, Any]:
     """A step's values and mask where the pipeline says; for programs that hold many steps."""
     if source.placement is None:
@@ -107,11 +116,10 @@ def _check_in_program(placement: Any) -> None:
             f"DevicePutTransform cannot place batches inside of `shard_map` (over {manual}), where "
             f"every device has its own; leave it out of this pipeline."
         )
-    kind, usual = placement.memory_kind, next(iter(placement.device_set)).default_memory().kind
-    if kind is not None and kind != usual:
+    if _elsewhere(placement):
         raise UsageError(
-            f"DevicePutTransform cannot place batches in {kind!r} memory inside of a program; "
-            f"leave `memory_kind=` out, or take batches from `iterate`."
+            f"DevicePutTransform cannot place batches in {placement.memory_kind!r} memory inside "
+            f"of a program; leave `memory_kind=` out, or take batches from `iterate`."
         )
     if isinstance(placement, NamedSharding):
         mesh = placement.mesh
@@ -123,6 +131,12 @@ def _check_in_program(placement: Any) -> None:
                 f"Explicit, which JAX cannot place inside of a program; make all axes of the mesh "
                 f"of one kind: `jax.make_mesh(..., axis_types=...)`."
             )
+
+
+def _elsewhere(sharding: Any) -> bool:
+    """Whether it names other memory than a device computes in."""
+    usual = next(iter(sharding.device_set)).default_memory().kind
+    return sharding.memory_kind not in (None, usual)
 
 
 def _names(spec: Any) -> list[str]:

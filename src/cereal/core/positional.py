@@ -164,7 +164,10 @@ class Positional(Source[T_co]):
     @property
     def fingerprint(self) -> Fingerprint:
         """What a state of this pipeline must agree with."""
-        return Fingerprint(self.length, self.walk, self.random_stages)
+        length = self.length
+        if length == MAX_HOST:  # without an end, which version 0.1.0 wrote so
+            length = MAX_TRACED
+        return Fingerprint(length, self.walk, self.random_stages)
 
     @property
     def walk(self) -> str:

@@ -18,6 +18,7 @@ from .race import finish_order, slowness_of
 from .route import look_up
 from .search import count_up_to
 from .threefry import DRAW, MIX, key_for, threefry
+from .transfer import sent
 from .wide import high_word
 
 MOST_DRAWS = MOST_SLOTS_IN_EPOCH - 1
@@ -98,7 +99,7 @@ class WeightedSampling(Order):
         draws = _draw_count(draws, most, owner)
         set_fields(
             self,
-            table=jnp.asarray(_shares(values) if replacement else slowness_of(values)),
+            table=jnp.asarray(sent(_shares(values) if replacement else slowness_of(values))),
             replacement=bool(replacement),
             size=len(values),
             draws=draws,
@@ -167,8 +168,8 @@ class ClassBalanced(Order):
         starts = np.cumsum([0, *counts])[:-1].astype(np.int32)
         set_fields(
             self,
-            members=jnp.asarray(members),
-            starts=jnp.asarray(starts),
+            members=jnp.asarray(sent(members)),
+            starts=jnp.asarray(sent(starts)),
             mixing=make_mixing(counts.tolist(), [stage], [True] * len(classes), turns, owner),
             size=len(values),
             digest=digest_of(values.astype(np.int64)),

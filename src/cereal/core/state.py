@@ -9,11 +9,12 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .errors import StateError
 from .pytree import pytree_dataclass, said, static_field
 from .threefry import threefry
-from .transfer import to_device, to_host
+from .transfer import sent, to_device, to_host
 
 
 class Fingerprint(NamedTuple):
@@ -55,17 +56,17 @@ class PipelineState:
     @property
     def key(self) -> jax.Array:
         """The two words of the random key."""
-        return self.words[..., :2]
+        return _part(self.words, 0, 2)
 
     @property
     def epoch(self) -> jax.Array:
         """The pass over the data that the next element belongs to."""
-        return self.words[..., 2]
+        return _part(self.words, 2)
 
     @property
     def offset(self) -> jax.Array:
         """How many elements of the epoch were handed out (its low word)."""
-        return self.words[..., 4]
+        return _part(self.words, 4)
 
     def __repr__(self) -> str:
         words = said(lambda: repr(self.words), "deleted")
@@ -75,6 +76,15 @@ class PipelineState:
 def _in_words(state: PipelineState) -> str:
     key0, key1, epoch, offset = host_words(state)
     return f"PipelineState(key=({key0}, {key1}), epoch={epoch}, offset={offset})"
+
+
+def _part(words: Any, begin: int, end: int | None = None) -> Any:
+    """Some of the words, or one of them, by slices that need no index on the device."""
+    if not isinstance(words, jax.Array):
+        return words[..., begin] if end is None else words[..., begin:end]
+    if end is None:
+        return lax.index_in_dim(words, begin, axis=-1, keepdims=False)
+    return lax.slice_in_dim(words, begin, end, axis=-1)
 
 
 def host_words(state: PipelineState) -> tuple[int, int, int, int]:
@@ -132,7 +142,7 @@ def start_state(key: Any, fingerprint: Fingerprint, bookmark: Any = None) -> Pip
         words = make_words((int(words[0]), int(words[1])), 0, 0)
         words = to_device(words)
     else:
-        words = jnp.concatenate([words, jnp.zeros(3, jnp.uint32)])
+        words = jnp.concatenate([words, sent(np.zeros(3, np.uint32))])
     return PipelineState(words, fingerprint, None if bookmark is None else to_device(bookmark))
 
 

@@ -15,6 +15,7 @@ from ..core.array_trees import array_leaves, leaves_of_tree, refuse_no_data
 from ..core.errors import PipelineError
 from ..core.fitting import check_fits
 from ..core.taken import is_leaf
+from ..core.transfer import sent
 from .words import pack, worth_packing
 
 
@@ -60,7 +61,7 @@ def place_array(array: Any) -> Any:
         return array
     array = _native(array)
     if not isinstance(array, jax.Array):
-        return jnp.array(array, copy=True)
+        return jnp.array(sent(array), copy=True)
     if jax.default_backend() == "cpu":
         return array
     if any(device.platform != "cpu" for device in array.devices()):

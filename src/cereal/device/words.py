@@ -26,6 +26,7 @@ from jax import lax
 
 from ..core.gathered import gathered, reshaped
 from ..core.pytree import pytree_dataclass, static_field
+from ..core.transfer import sent
 
 _LEAST_ROW_BYTES, _MOST_ROW_BYTES = 256, 4096
 
@@ -81,7 +82,7 @@ def pack(array: Any) -> WordRows:
             stored = jax.device_put(words, place)
             _packed[id(array)] = (weakref.ref(array), weakref.ref(stored))
         else:
-            stored = jnp.array(words, copy=True)
+            stored = jnp.array(sent(words), copy=True)
     return WordRows(stored, host.shape[1:], host.dtype)
 
 

@@ -11,7 +11,7 @@ from jax.sharding import Sharding
 from ..core.elsewhere import INIT_KEY
 from ..core.errors import PipelineError, UsageError
 from ..core.host_data import HostFunction
-from ..core.placement import check_fits
+from ..core.placement import check_fits, in_words
 from ..core.positional import Positional
 from ..core.pytree import is_pytree
 from ..core.source import Source
@@ -61,7 +61,8 @@ def _of_arrays(source: Source[Any]) -> Source[Any]:
             source.placement,
             source.element_spec(),
             source.lanes,
-            f"the last stage, {source.label}, after a DevicePutTransform({source.placement})",
+            f"the last stage, {source.label}, after a DevicePutTransform to "
+            f"{in_words(source.placement)}",
         )
     return source
 

@@ -15,6 +15,7 @@ from ..core.pytree import pytree_dataclass, static_field
 from ..core.route import Route, Run
 from ..core.source import Source
 from ..core.subset import Stretch, Table
+from ..core.transfer import sent
 from .routed import Routed, adopt, count_of, inherited, set_routed
 from .store import Store
 
@@ -94,8 +95,8 @@ def _chosen(path: Route, where: Any) -> tuple[Route, str]:
         )
     indices = check_indices(where, path.n, f"{_OWNER}: the array of indices")
     once, n = is_once(indices), len(indices)
-    again = None if once else jnp.asarray(times_before(indices))
-    table = Table(path, jnp.asarray(indices), n, digest_of(indices), once, again)
+    again = None if once else jnp.asarray(sent(times_before(indices)))
+    table = Table(path, jnp.asarray(sent(indices)), n, digest_of(indices), once, again)
     return table, f"{len(indices)} indices"
 
 

@@ -19,6 +19,7 @@ from ..core.route import Route
 from ..core.source import Source
 from ..core.state import key_words
 from ..core.subset import Fold, Permuted
+from ..core.transfer import sent
 from .routed import adopt, count_of
 from .slice import SliceSource, make_slice, part_of
 
@@ -128,7 +129,7 @@ def _check_once(source: Any, owner: str) -> None:
 def _shuffled(path: Route, key: Any, first: int, size: int) -> Route:
     words = key_words(key)
     digest = digest_of(words) if isinstance(words, np.ndarray) else "traced"
-    return Permuted(path, jnp.asarray(words), first, size, digest)
+    return Permuted(path, jnp.asarray(sent(words)), first, size, digest)
 
 
 def _sizes(fractions: Any, n: int) -> list[int]:

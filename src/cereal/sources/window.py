@@ -145,14 +145,19 @@ class WindowSource(HostIndexed[Any]):
 class _Files(MappedArrays):
     """Arrays in files, read window by window."""
 
+    def __init__(self, tree: Any) -> None:
+        super().__init__(tree)
+        paths, self._structure = jax.tree_util.tree_flatten_with_path(self.tree)
+        self._leaves = [(np.asarray(leaf), leaf_name(path)) for path, leaf in paths]
+
     def windows(self, indices: np.ndarray, stride: int, context: int, predict: int) -> Any:
         starts = indices.astype(np.int64) * stride
 
-        def cut(path: Any, leaf: Any) -> np.ndarray:
-            windows = _all_windows(np.asarray(leaf), context + predict)[starts]
-            return narrowed(windows, canonical(leaf.dtype), lambda: leaf_name(path))
+        def cut(leaf: np.ndarray, name: str) -> np.ndarray:
+            windows = _all_windows(leaf, context + predict)[starts]
+            return narrowed(windows, canonical(leaf.dtype), name)
 
-        found = jax.tree_util.tree_map_with_path(cut, self.tree)
+        found = self._structure.unflatten([cut(leaf, name) for leaf, name in self._leaves])
         return _parted(found, context, predict, axis=1)
 
 

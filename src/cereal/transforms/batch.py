@@ -205,7 +205,7 @@ def _warn_of_repeats(batched: Positional[Any], source: Positional[Any]) -> None:
     if batched.remainder != "wrap" or source.order.samples or not source.plan.batch <= n < size:
         return
     warnings.warn(
-        f"{batched.label} over {n} element{'s' if n > 1 else ''}: a batch is larger than the data, "
+        f"{batched.label} over {n} element{'s' if n > 1 else ''}: {size} is larger than the data, "
         f"so every batch has elements several times, of {-(-size // n)} epochs or more; for one "
         f"batch with all elements write `BatchTransform({n})`, or pass `pad_last_batch=True` and "
         f"use the mask. (If it is meant, `RepeatSource(source, {-(-size // n)})` says so.)",

@@ -130,8 +130,7 @@ def _check(source: Any, label: str) -> None:
                 "the CacheTransform, in a HostRandomMapTransform"
             )
         raise PipelineError(
-            f"{label} comes after {source.label}, whose elements change from epoch to epoch: every "
-            f"epoch would see those of the first; {fix}."
+            f"{label} comes after {source.label}, whose elements change from epoch to epoch; {fix}."
         )
     if source.callbacks:
         raise PipelineError(

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, TypeVar
 
 import jax
 
-from ..core.placement import check_fits
+from ..core.placement import check_fits, in_words
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import Source
 from ..core.stage import Stage
@@ -51,7 +51,7 @@ class DevicePutTransform(Stage[Any, Any]):
 
     @property
     def label(self) -> str:
-        return f"DevicePutTransform({self.device})"
+        return f"DevicePutTransform({in_words(self.device)})"
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
         del keys, lanes

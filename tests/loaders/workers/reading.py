@@ -74,9 +74,8 @@ def within(run: Callable[[], T], seconds: float = GUARD) -> T:
 
 
 def workers() -> list[threading.Thread]:
-    """Threads that this library started for a loader and that are alive."""
-    found = [each for each in threading.enumerate() if each.name.startswith("cereal")]
-    return [each for each in found if each.name != "cereal-lingering"]  # one for the process
+    """Threads that read for loaders and are alive."""
+    return [each for each in threading.enumerate() if each.name.startswith("cereal-worker")]
 
 
 def until(holds: Callable[[], bool], seconds: float = GUARD) -> bool:
