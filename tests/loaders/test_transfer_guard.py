@@ -77,7 +77,7 @@ STAGES: dict[str, list[Any]] = {
     "plain": [],
     "map": [MapTransform(halved)],
     "random": [RandomMapTransform(noisy)],
-    "cache": [CacheTransform("memory")],
+    "cache": [CacheTransform("host")],
 }
 
 
@@ -102,7 +102,8 @@ def everything(loader: DataLoader[Any], key: Any, zero: Any) -> None:
 def test_pipelines_run_under_a_guard(source: str, tmp_path: Path) -> None:
     key, zero = jax.random.key(1), jnp.int32(0)
     batch = BatchTransform(4, pad_last_batch=True)
-    loader = DataLoader([SOURCES[source](tmp_path), batch], workers=2)
+    workers = None if source in ("arrays", "weighted") else 2  # compiled code reads those
+    loader = DataLoader([SOURCES[source](tmp_path), batch], workers=workers)
     with loader, jax.transfer_guard("disallow"):
         everything(loader, key, zero)
 
