@@ -81,7 +81,8 @@ def test_an_indexed_source_of_a_user_keeps_the_contract(ordering: str) -> None:
     source = Squares(6, ordering=ordering)
     check_source(source)
     check_resume(cereal.DataLoader(source), epochs=1)
-    taken = sorted(int(value) for value, _ in cereal.DataLoader(source).iterate())
+    loader = cereal.DataLoader(source)
+    taken = sorted(int(value) for value, _ in loader.iterate(loader.init_state(0)))
     assert taken == [0, 1, 4, 9, 16, 25]
 
 

@@ -123,7 +123,8 @@ def test_a_transform_of_a_user_and_a_plain_function_are_stages() -> None:
 def test_stages_over_a_stream_keep_its_contract() -> None:
     source = cereal.MapTransform(jnp.square)(Countdown())
     check_source(source)
-    values = [int(value) for value, _ in cereal.DataLoader(source).iterate()]
+    loader = cereal.DataLoader(source)
+    values = [int(value) for value, _ in loader.iterate(loader.init_state(0))]
     assert values == [100, 81, 64, 49, 36]
 
 

@@ -168,8 +168,8 @@ def test_a_fingerprint_says_length_ordering_and_random_stages_but_not_the_batch_
             r"it has ordering=sequential, this one has ordering=indices\(10, [0-9a-f]{8}\)",
         ),
         (
-            loader_of(cereal.RangeSource(10, ordering=[3, 1])),
-            r"it has length=10, ordering=sequential, this one has length=2, ordering=indices\(2,",
+            loader_of(cereal.RangeSource(10, ordering=[3, 1, 4, 0])),
+            r"it has length=10, ordering=sequential, this one has length=4, ordering=indices\(4,",
         ),
     ],
 )
@@ -185,9 +185,9 @@ def test_a_state_of_another_pipeline_is_refused_naming_what_differs(
 
 
 def test_two_lists_of_indices_of_one_length_are_two_pipelines() -> None:
-    state = loader_of(cereal.RangeSource(10, ordering=[3, 1])).init_state(0)
-    loader = loader_of(cereal.RangeSource(10, ordering=[1, 3]))
-    with pytest.raises(cereal.StateError, match=r"ordering=indices\(2, .* ordering=indices\(2, "):
+    state = loader_of(cereal.RangeSource(10, ordering=[3, 1, 4, 0])).init_state(0)
+    loader = loader_of(cereal.RangeSource(10, ordering=[1, 3, 4, 0]))
+    with pytest.raises(cereal.StateError, match=r"ordering=indices\(4, .* ordering=indices\(4, "):
         loader.next_batch(state)
 
 

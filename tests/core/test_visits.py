@@ -45,6 +45,7 @@ def test_an_order_of_indices_may_list_an_element_twice(stage):
     assert len({noise for _, noise in found}) == 4
 
 
+@pytest.mark.filterwarnings("ignore:.*is larger than the data")
 @pytest.mark.parametrize("stage", RANDOM)
 @pytest.mark.parametrize(
     "make",

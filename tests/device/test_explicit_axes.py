@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
@@ -26,6 +27,7 @@ from cereal import (
     MapTransform,
     MixSource,
     RandomMapTransform,
+    UsageError,
     WeightedSampling,
     WindowSource,
 )
@@ -71,6 +73,12 @@ PIPELINES: dict[str, Callable[[], list[Any]]] = {
     ],
     "joined": lambda: [ConcatSource([ArraySampleSource(ROWS), ArraySampleSource(-ROWS)]), BATCH],
     "random": lambda: [ArraySampleSource(ROWS), BATCH, RandomMapTransform(noisy)],
+    "functions": lambda: [
+        ArraySampleSource(ROWS),
+        MapTransform(lambda x: jnp.where(x > 3, jnp.sqrt(x), 0)),
+        BATCH,
+        MapTransform(lambda x: jnp.clip(x, 0, 9) + jnp.take(jnp.arange(5.0), 3)),
+    ],
     "host": lambda: [DiskSampleSource(N, lambda i: ROWS[i]), BATCH],
 }
 
@@ -93,6 +101,15 @@ def test_states_may_be_mapped_over_a_mesh(make: Callable[[], list[Any]]) -> None
         np.testing.assert_array_equal(found, expected)
         assert mask.all()
         assert (after.offset > 0).all()
+
+
+@pytest.mark.slow
+def test_functions_that_cannot_be_mapped_over_a_mesh_are_refused_in_words() -> None:
+    loader = DataLoader([ArraySampleSource(ROWS), BATCH, MapTransform(jax.nn.relu)])
+    states = jax.vmap(loader.init_state)(jax.random.split(jax.random.key(0), 8))
+    over = jax.device_put(states, spread())
+    with pytest.raises(UsageError, match="cannot map these states over a mesh with explicit axes"):
+        jax.jit(jax.vmap(loader.next_batch))(over)
 
 
 def keep(carry: Any, batch: Any, mask: Any) -> Any:

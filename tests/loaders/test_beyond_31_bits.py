@@ -28,7 +28,7 @@ from cereal import (
     split,
 )
 from cereal.core.state import PipelineState, make_words
-from cereal.sources.stream_data import Bookmark, _packed
+from cereal.sources.bookmark import Bookmark, Run, packed
 
 N = 10**12
 BORDERS = [2**31 - 6, 2**32 - 6, 2**39]
@@ -229,7 +229,7 @@ class Tokens:
 
 
 def in_stream(loader, offset):
-    bookmark = jnp.asarray(_packed(Bookmark(0, offset, {"i": offset})))
+    bookmark = jnp.asarray(packed(Bookmark(Run(0, None), offset, {"i": offset})))
     return PipelineState(at(loader, offset).words, loader.init_state(0).fingerprint, bookmark)
 
 

@@ -175,6 +175,28 @@ def test_streams_of_a_fixed_order_need_no_state_and_others_do() -> None:
             DataLoader(random).iterate()
 
 
+@cereal.pytree_dataclass
+class Ones(cereal.Source[Any]):
+    """A stream, of which nobody knows whether the key counts."""
+
+    steps_per_epoch: int = cereal.static_field(default=4)
+
+    def element_spec(self) -> Any:
+        return jax.ShapeDtypeStruct((), np.int32)
+
+    def init_state(self, key: Any) -> Any:
+        return key
+
+    def next(self, state: Any) -> Any:
+        return np.int32(1), np.bool_(True), state
+
+
+def test_a_stream_of_the_users_own_needs_a_state() -> None:
+    match = r"may be random \(it begins with a stream\), and a loader has no state"
+    with pytest.raises(cereal.UsageError, match=match):
+        DataLoader([Ones(), BatchTransform(2)]).iterate()
+
+
 # Iterators that have ended
 
 

@@ -233,6 +233,7 @@ def test_the_data_is_freed_without_the_collector(use: str) -> None:
         gc.enable()
 
 
+@pytest.mark.filterwarnings("ignore::cereal.EpochWarning")
 def test_using_a_loader_makes_no_copy_of_its_data(loader: Loader) -> None:
     big = max(jax.tree.leaves(loader), key=lambda leaf: leaf.nbytes)
 

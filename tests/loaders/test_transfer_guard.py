@@ -102,8 +102,8 @@ def everything(loader: DataLoader[Any], key: Any, zero: Any) -> None:
 def test_pipelines_run_under_a_guard(source: str, tmp_path: Path) -> None:
     key, zero = jax.random.key(1), jnp.int32(0)
     batch = BatchTransform(4, pad_last_batch=True)
-    workers = None if source in ("arrays", "weighted") else 2  # compiled code reads those
-    loader = DataLoader([SOURCES[source](tmp_path), batch], workers=workers)
+    stages: list[Any] = [SOURCES[source](tmp_path), batch]
+    loader = DataLoader(stages, workers=2) if stages[0].host else DataLoader(stages)
     with loader, jax.transfer_guard("disallow"):
         everything(loader, key, zero)
 
@@ -128,6 +128,8 @@ def test_pipelines_are_built_under_a_guard_and_their_states_can_be_read() -> Non
             ArraySampleSource(SMALL, ordering=[3, 1, 2]),
             ArraySampleSource(SMALL, ordering=WeightedSampling(np.arange(1.0, N + 1))),
             cereal.SliceSource(rest, [2, 0]),
+            cereal.MixSource([train, rest], weights=(3, 1)),
+            cereal.ConcatSource([rest, train]),
         ):
             loader = DataLoader([source, BatchTransform(2)])
             next(loader.iterate(loader.init_state(0)))

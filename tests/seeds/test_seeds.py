@@ -302,6 +302,7 @@ def test_every_block_has_a_check() -> None:
     assert list(BLOCKS) == list(CHECKS)
 
 
+@pytest.mark.filterwarnings("ignore::cereal.EpochWarning")  # the checks run its epochs again
 @pytest.mark.parametrize("heading", BLOCKS)
 def test_block_does_what_its_seed_says(
     heading: str, names: Names, capsys: pytest.CaptureFixture[str]

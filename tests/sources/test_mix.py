@@ -301,6 +301,7 @@ def test_a_random_stage_after_a_mixture_treats_every_visit_differently() -> None
     assert len(np.unique(drawn[:, 1])) == 80
 
 
+@pytest.mark.filterwarnings("ignore:.*is larger than the data")
 def test_random_stages_inside_the_parts_treat_every_visit_differently() -> None:
     augment = RandomMapTransform(bits)
     sources = [augment(part) for part in parts_of((2, 9))]

@@ -128,7 +128,8 @@ def test_draws_with_replacement_are_augmented_apart() -> None:
 def test_it_is_drawn_with_its_times() -> None:
     source = RepeatSource(RangeSource(3), 2)
     assert repr(source) == "RepeatSource(2 times RangeSource[3], ordering=sequential)"
-    assert "6 elements, 2 steps" in repr(DataLoader([source, BatchTransform(3)]))
+    drawn = repr(DataLoader([source, BatchTransform(3)]))
+    assert "6 elements, the data in its own order, 2 steps" in drawn
 
 
 def test_a_state_for_other_times_is_refused() -> None:

@@ -79,7 +79,7 @@ def test_fractions_and_whole_sizes(fractions: Any, sizes: list[int], key: Any) -
 @given(st.integers(2, 40), st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_fractions_of_any_length_leave_nothing_out(n: int, shares: list[int]) -> None:
     fractions = [share / sum(shares) for share in shares]
-    if min(fractions) * n < 1:
+    if min(fractions) * n < 1.001:  # may be rounded to nothing
         return
     parts = split(SliceSource(RangeSource(40), range(n)), fractions, key=n)
     assert sorted(x for part in parts for x in visited(part)[0].tolist()) == list(range(n))

@@ -11,6 +11,7 @@ from cereal import (
     DataLoader,
     DiskSampleSource,
     IterableSource,
+    MixSource,
     RangeSource,
     RepeatSource,
     pad_collate,
@@ -50,6 +51,7 @@ def test_a_batch_of_batches_warns_once():
         [RangeSource(10, ordering=Bootstrap()), BatchTransform(100)],
         [RepeatSource(RangeSource(10), 10), BatchTransform(100)],
         [IterableSource(lambda: range(10)), BatchTransform(100)],
+        [MixSource([RangeSource(1000), RangeSource(2)], weights=(1, 1)), BatchTransform(100)],
     ],
 )
 def test_what_repeats_nothing_or_is_meant_does_not_warn(stages):

@@ -16,6 +16,7 @@ from .pytree import pytree_dataclass, static_field
 from .route import Move, Route, Run, Span, Spans, apart, disjoint, look_up, word
 from .rows import Rows
 from .search import count_up_to
+from .transfer import sent
 
 
 class Known:
@@ -106,7 +107,7 @@ def make_branches(routes: Sequence[Route]) -> Branches:
     others = tuple(routes[number] for number in numbers)
     straight = bool((table[:, 1] == 1).all())
     separate = apart([route.reach for route in routes])
-    return Branches(jnp.asarray(table), others, numbers, straight, Known(table), separate)
+    return Branches(jnp.asarray(sent(table)), others, numbers, straight, Known(table), separate)
 
 
 class _OverBranches(Route):
@@ -177,7 +178,7 @@ def join(routes: Sequence[Route], borders: Sequence[int] = ()) -> Route:
     names = [route.name for route in routes]
     return Joined(
         make_branches(routes),
-        jnp.asarray(starts[:-1].astype(np.int32)),
+        jnp.asarray(sent(starts[:-1].astype(np.int32))),
         int(starts[-1]),
         f"joined({', '.join(names)})" if any(names) else "",
     )

@@ -23,7 +23,7 @@ from .errors import UsageError
 from .host_data import HostData, identity_on_host
 from .masks import FullMasks
 from .numbers import as_whole
-from .placement import check_callbacks, layout
+from .placement import check_callbacks, layout, refuse_unmapped
 from .placement import place as place
 from .spec import Spec
 from .traced_stage import current
@@ -196,7 +196,11 @@ def _run(
         raise_kept((identity_on_host(source),))
     step: Any = on_host if source.host and eager() else in_program
     if not source.callbacks:
-        values, mask, state = step(source, state)
+        try:
+            values, mask, state = step(source, state)
+        except ValueError as error:
+            refuse_unmapped(error)
+            raise
     else:
         with raising(source.callbacks):
             values, mask, state = step(source, state)

@@ -21,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
+from .gathered import explicit_mesh
+from .inlined import run_inlined
 from .library import is_library_file
 from .unchanged import proof_of
 
@@ -48,7 +50,10 @@ class Traced:
 
     def __call__(self, consts: Any, leaves: Any) -> Any:
         """The result for these arrays in place of those that were closed over."""
-        made = jaxpr_as_fun(self._closed)(*consts, *leaves)
+        if explicit_mesh(*leaves) is None:
+            made = jaxpr_as_fun(self._closed)(*consts, *leaves)
+        else:
+            made = run_inlined(self._closed, *consts, *leaves)
         return jax.tree.unflatten(self._out_tree, made)
 
     def __eq__(self, other: object) -> bool:

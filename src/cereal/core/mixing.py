@@ -23,6 +23,7 @@ from .gathered import gathered
 from .lane_permutation import permute_lanes
 from .pytree import pytree_dataclass, static_field
 from .threefry import MIX, key_for, threefry
+from .transfer import sent
 from .turns import ranks_in, turn_table
 from .wide import add_below, fraction_words, times_ratio
 
@@ -169,8 +170,8 @@ def make_mixing(
     kinds = {bool(flag) for flag, n in zip(shuffled, lengths, strict=True) if n > 1}
     pairs = np.stack([np.concatenate(tables), np.concatenate(ranks)], axis=-1).astype(np.uint32)
     return Mixing(
-        jnp.asarray(pairs),
-        jnp.asarray(np.array(rows, np.uint64).astype(np.uint32)),
+        jnp.asarray(sent(pairs)),
+        jnp.asarray(sent(np.array(rows, np.uint64).astype(np.uint32))),
         tuple(rounds),
         length,
         len(lengths),

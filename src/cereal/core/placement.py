@@ -159,6 +159,16 @@ def _count(sharding: Any) -> int:
     return len(sharding.device_set)
 
 
+def refuse_unmapped(error: ValueError) -> None:
+    """Says in words what JAX cannot do with functions that have rules of their own."""
+    if "is not found in mesh" in str(error):
+        raise UsageError(
+            "JAX cannot map these states over a mesh with explicit axes: a stage has a loop, or a "
+            "function with its own gradient (`jax.nn.relu`), that was traced without the mesh. "
+            "Make the mesh with `jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,))`."
+        ) from error
+
+
 def check_given(placement: Any, **given: Any) -> None:
     """Arrays that were put elsewhere cannot come into a program that runs where batches go."""
     if placement is None:

@@ -93,8 +93,8 @@ def settings_of_program() -> Settings:
 
 
 # The bet: JAX keeps what is local to a thread in objects with `get_local` and `set_local`, those of
-# its options in `jax.config`, those of meshes beside them, in the module of their class; and tells
-# in `trace_context` there about those that change what is traced.
+# its options in `jax.config`, those of meshes in the module of their class (JAX 0.10) or in that of
+# meshes (0.11); and tells in `trace_context` there about those that change what is traced.
 
 
 @functools.cache
@@ -110,8 +110,10 @@ def _holders() -> tuple[Any, ...]:
     if not options:
         return ()
     kind = next(base for base in type(options[0]).__mro__[1:] if hasattr(base, "get_local"))
-    beside = vars(sys.modules[type(options[0]).__module__]).values()
-    return (*options, *(each for each in beside if type(each) is kind))
+    rooms = [sys.modules.get(name) for name in (type(options[0]).__module__, "jax._src.mesh")]
+    beside = [each for room in rooms if room is not None for each in vars(room).values()]
+    found = {id(each): each for each in beside if type(each) is kind}
+    return (*options, *found.values())
 
 
 @functools.cache

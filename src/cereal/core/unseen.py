@@ -17,6 +17,7 @@ from typing import Any
 
 _lock = threading.Lock()
 _unseen: dict[Hashable, BaseException] = {}
+_seen: set[Hashable] = set()  # what was raised: other devices may raise the same a little later
 
 
 def keep_unseen(identity: Hashable, error: BaseException) -> None:
@@ -36,7 +37,12 @@ def raise_unseen() -> None:
     with _lock:
         error = _unseen.pop(next(iter(_unseen)), None) if _unseen else None
     if error is not None:
+        _seen.add(_words(error))
         raise error
+
+
+def _words(error: BaseException) -> Hashable:
+    return type(error), str(error), str(getattr(error, "element", ""))
 
 
 def without_our_frames(error: BaseException) -> BaseException:
@@ -83,9 +89,10 @@ class _Failing:
 def _fail_at_exit() -> None:
     """Python ends with code 120 if a standard stream cannot be flushed at its end. Nothing else
     that runs there can change the code, unless by skipping all that is left to do."""
-    if not _unseen or isinstance(sys.stderr, _Failing):
+    left = [error for error in list(_unseen.values()) if _words(error) not in _seen]
+    if not left or isinstance(sys.stderr, _Failing):
         return
-    for error in list(_unseen.values()):
+    for error in left:
         print(
             "cereal: the program ends, and this error of a host function inside of a compiled "
             "program over several devices was never raised; what was computed from its batch is "

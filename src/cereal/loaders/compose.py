@@ -60,7 +60,7 @@ def _of_arrays(source: Source[Any]) -> Source[Any]:
         check_fits(
             source.placement,
             source.element_spec(),
-            source.lanes,
+            source.mask_shape,
             f"the last stage, {source.label}, after a DevicePutTransform to "
             f"{in_words(source.placement)}",
         )

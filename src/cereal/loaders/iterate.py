@@ -49,20 +49,23 @@ def refuse_traced(arguments: Any) -> None:
 
 def refuse_random(source: Source[Any], what: str) -> None:
     """Without a state, a random pipeline would begin with the same key every time."""
-    if _is_random(source):
+    random = _is_random(source)
+    if random is not False:
+        why = "is random" if random else "may be random (it begins with a stream)"
         raise UsageError(
-            f"this pipeline is random, and a loader has no state: {what} would repeat the same "
+            f"this pipeline {why}, and a loader has no state: {what} would repeat the same "
             f"order every time. Write `state = loader.init_state(key)` and "
             f"`for batch, mask in loader.iterate(state):`."
         )
 
 
-def _is_random(source: Source[Any]) -> bool:
-    """Whether what it gives depends on the key; of a user's own stream nobody knows."""
+def _is_random(source: Source[Any]) -> bool | None:
+    """Whether what it gives depends on the key; None: of a user's own stream nobody knows."""
     if isinstance(source, Positional):
         return source.random
-    drawn = isinstance(source, StreamStage) and source.stage.random
-    return drawn or source.inner is None or _is_random(source.inner)
+    if isinstance(source, StreamStage) and source.stage.random:
+        return True
+    return None if source.inner is None else _is_random(source.inner)
 
 
 def refuse_positional(misplaced: tuple[Any, ...]) -> NoReturn:

@@ -204,6 +204,11 @@ def _warn_of_repeats(batched: Positional[Any], source: Positional[Any]) -> None:
     size, n = batched.plan.batch, source.length
     if batched.remainder != "wrap" or source.order.samples or not source.plan.batch <= n < size:
         return
+    elements: Any = source
+    while elements.lanes:
+        elements = elements.inner
+    if not elements.fixed:  # a mixture: its next epoch has other elements
+        return
     warnings.warn(
         f"{batched.label} over {n} element{'s' if n > 1 else ''}: {size} is larger than the data, "
         f"so every batch has elements several times, of {-(-size // n)} epochs or more; for one "

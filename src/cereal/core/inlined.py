@@ -1,0 +1,44 @@
+"""A traced function over a mesh with explicit axes that it was not traced for.
+
+JAX cannot map a function inside of a trace (every `jnp.where` is one) over an axis of a mesh that
+the trace does not know. Taken apart into single operations, each finds its mesh in its arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+
+
+def run_inlined(closed: ClosedJaxpr, *args: Any) -> list[Any]:
+    """`jaxpr_as_fun(closed)(*args)`, operation by operation; traced by whoever calls."""
+    jaxpr = closed.jaxpr
+    known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    known.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(variable: Any) -> Any:
+        return variable.val if isinstance(variable, Literal) else known[variable]
+
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ("jit", "pjit"):
+            found = run_inlined(eqn.params["jaxpr"], *map(read, eqn.invars))
+        else:
+            variables = [v for v in eqn.invars if not isinstance(v, Literal)]
+            needs = list(dict.fromkeys(variables))
+            found = jaxpr_as_fun(_alone(jaxpr, eqn, needs))(*map(read, needs))
+        known.update(zip(eqn.outvars, found, strict=True))
+    return [read(variable) for variable in jaxpr.outvars]
+
+
+def _alone(jaxpr: Any, eqn: Any, needs: list[Any]) -> ClosedJaxpr:
+    """A program of one operation."""
+    one = jaxpr.replace(
+        constvars=[],
+        invars=needs,
+        outvars=list(eqn.outvars),
+        eqns=[eqn],
+        effects=eqn.effects,
+        debug_info=jaxpr.debug_info._replace(arg_names=None, result_paths=None),
+    )
+    return ClosedJaxpr(one, [])
