@@ -77,7 +77,7 @@ STAGES: dict[str, list[Any]] = {
     "plain": [],
     "map": [MapTransform(halved)],
     "random": [RandomMapTransform(noisy)],
-    "cache": [CacheTransform("memory")],
+    "cache": [CacheTransform("host")],
 }
 
 
