@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from .errors import PipelineError
 from .pytree import is_pytree, pytree_dataclass, static_field
@@ -15,6 +15,8 @@ class Held:
     A pytree is a child: its arrays are arguments of compiled programs. Anything else is structure:
     compared by its own equality, most often by identity.
     """
+
+    holds_code: ClassVar[bool] = True
 
     tree: Any
     fixed: Any = static_field(default=None)

@@ -55,10 +55,14 @@ def pytree_dataclass(cls: type[C]) -> type[C]:
     data, static = _fields(made)
     keys = tuple(jax.tree_util.GetAttrKey(name) for name in data)
     names, new = data + static, object.__new__
+    with_code = carries_code(made)
 
     def flatten(node: Any) -> tuple[Any, Any]:
         get = node.__dict__.__getitem__
-        return tuple(map(get, data)), tuple(map(get, static))
+        structure = tuple(map(get, static))
+        if with_code:
+            structure += (node.__dict__.get("_code", 0),)
+        return tuple(map(get, data)), structure
 
     def flatten_with_keys(node: Any) -> tuple[Any, Any]:
         children, structure = node._flat
@@ -69,10 +73,22 @@ def pytree_dataclass(cls: type[C]) -> type[C]:
         fields = node.__dict__
         fields.update(zip(names, (*children, *structure)))  # noqa: B905 (hot)
         fields["_flat"] = (children, structure)
+        if with_code:
+            fields["_code"] = structure[-1]
         return node
 
     made_classes.append(made)
     return _register(made, flatten, flatten_with_keys, unflatten)
+
+
+def carries_code(cls: type) -> bool:
+    """Whether nodes of this class have a place for the number of their code (`user_code`).
+
+    Those of the user's classes do, and those that hold a function of the user's.
+    """
+    if not hasattr(cls, "__dataclass_fields__"):
+        return False
+    return getattr(cls, "holds_code", cls.__module__.partition(".")[0] != "cereal")
 
 
 def data_fields(cls: type) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from .meaning import Traced, trace, tracing_context
 from .pytree import pytree_dataclass, set_fields, static_field
 from .spec import Spec, format_spec, is_array_like
 from .unchanged import Proof, proof_of
+from .user_code import with_code
 
 if TYPE_CHECKING:
     from .stage import Stage
@@ -165,8 +166,9 @@ def spec_of_result(stage: Any, inputs: Any, lanes: tuple[int, ...]) -> Any:
     )
 
 
-def current(source: N) -> N:
-    """The pipeline with its functions as they are now."""
+def current(source: N, *, thorough: bool = True) -> N:
+    """The pipeline with its functions as they are now; `thorough` is for who runs many steps."""
+    source = with_code(source, thorough=thorough)
     fields: Any = source.__dict__
     source = fields.get("_current", source)
     stages = source.__dict__.get("_traced_stages")

@@ -60,6 +60,23 @@ def proof_of(*functions: Any) -> Proof | None:
     return Proof(key, tuple(made.held), made.arrays, made.checks, made.contents)
 
 
+def proof_of_class(cls: type) -> Proof | None:
+    """What proves that the methods and constants of a user's class are unchanged, or None."""
+    parts: list[Any] = []
+    checks: list[tuple[Callable[[Any], Any], Any, Any]] = []
+    for each in cls.__mro__:
+        own = {} if is_library(each) else dict(vars(each))
+        for name in sorted(own):
+            if not name.startswith(("__", "_flat", "_abc")):
+                value = own[name]
+                parts.append(getattr(value, "fget", getattr(value, "__func__", value)))
+                checks.append((vars(each).get, name, value))
+        if own:
+            checks.append((len, vars(each), len(own)))
+    proof = proof_of(*parts)
+    return None if proof is None else proof._replace(checks=proof.checks + checks)
+
+
 class _UnprovedError(Exception):
     """Met something that may change unseen."""
 

@@ -1,0 +1,121 @@
+"""Code of the user's that a pipeline runs when it is traced: methods of own sources, policies.
+
+JAX knows a pipeline again by its structure, in which a class and a function stand for themselves.
+But what they refer to may have changed. So a pipeline that has such code carries a number in its
+structure, one for each thing that it traces to:
+
+    proved unchanged   the same number
+    else               traced again; what it traces to has a number already, or gets the next
+
+Functions in stages have a better way: they are part of the structure as what they trace to
+(`traced_stage`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from collections import OrderedDict
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .held import Held
+from .meaning import trace, tracing_context
+from .pytree import carries_code, set_copy
+from .rows import rows_at
+from .unchanged import Proof, proof_of, proof_of_class
+
+N = TypeVar("N")
+_MOST = 256
+_lock = threading.Lock()
+_next_number = itertools.count(1)
+_known: OrderedDict[Any, tuple[int, list[Any]]] = OrderedDict()
+
+
+class _Seen(NamedTuple):
+    """A pipeline with its number, and the proof that it still has it."""
+
+    source: Any
+    proofs: tuple[Proof | None, ...]
+    context: Any
+
+    def holds(self) -> bool:
+        if self.context != tracing_context():
+            return False
+        return all(proof is not None and proof.holds() for proof in self.proofs)
+
+
+def with_code(source: N, *, thorough: bool) -> N:
+    """The pipeline with the number of what its code does now.
+
+    Not `thorough`: of a stream, what cannot be proved is looked at once; tracing a whole step of an
+    environment before every step would cost many times the step.
+    """
+    fields: Any = source.__dict__
+    seen = fields.get("_seen_code")
+    if seen is None:
+        if not _carriers(source):
+            fields["_seen_code"] = _Seen(source, (), tracing_context())
+            return source
+    elif not seen.proofs or seen.holds() or not (thorough or hasattr(source, "read")):
+        return seen.source
+    fields["_seen_code"] = seen = _numbered(source)
+    return seen.source
+
+
+def _numbered(source: Any) -> _Seen:
+    carriers = _carriers(source)
+    proofs, context = tuple(map(_proof, carriers)), tracing_context()
+    first = set_copy(carriers[0])
+    first.__dict__["_code"] = _number_of(source)
+    made = jax.tree.map(lambda x: first if x is carriers[0] else x, source, is_leaf=_is_carrier)
+    seen = _Seen(made, proofs, context)
+    made.__dict__["_seen_code"] = seen
+    return seen
+
+
+def _carriers(source: Any) -> list[Any]:
+    """What has code of the user's in it; none where Python runs it, which is never stale."""
+    if source.host or source.callbacks:
+        return []
+    return [x for x in jax.tree.leaves(source, is_leaf=_is_carrier) if _is_carrier(x)]
+
+
+def _is_carrier(node: Any) -> bool:
+    if isinstance(node, Held):
+        return callable(node.fixed)
+    return carries_code(type(node))
+
+
+def _proof(node: Any) -> Proof | None:
+    return proof_of(node.fixed) if isinstance(node, Held) else proof_of_class(type(node))
+
+
+def _number_of(source: Any) -> int:
+    """The number of what a step of the pipeline traces to, its order aside."""
+    if hasattr(source, "read"):
+        rows = jax.eval_shape(lambda: rows_at(jnp.zeros(source.lanes, jnp.int32)))
+        traced, arrays = trace(lambda source, rows: source.read(source.route(rows)), source, rows)
+    else:
+        state = jax.eval_shape(lambda: source.init_state(jax.random.key(0)))
+        traced, arrays = trace(lambda source, state: source.step(state), source, state)
+    if traced.meaning is None:
+        return next(_next_number)
+    key = (traced, tuple(map(_name_of, arrays)))
+    with _lock:
+        # The arrays are kept, since the number is one of these very arrays.
+        found = _known.pop(key, None) or (next(_next_number), arrays)
+        _known[key] = found
+        if len(_known) > _MOST:
+            _known.popitem(last=False)
+        return found[0]
+
+
+def _name_of(array: Any) -> Any:
+    if isinstance(array, np.ndarray):
+        return str(array.dtype), array.shape, hashlib.sha1(array.tobytes()).digest()
+    return id(array)
