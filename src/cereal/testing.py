@@ -18,11 +18,11 @@ for a few epochs, so give them small data.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,7 @@ from .transforms.host_map import HostMapTransform
 from .transforms.map import MapTransform
 
 _TOLERANCE = 1e-6
+P = ParamSpec("P")
 
 
 def assert_same(a: Any, b: Any, what: str) -> None:
@@ -197,12 +198,18 @@ def check_transform(transform: Transform[Any, Any], source: Source[Any] | None =
         assert_same(_some(before), _some(after), f"{transform.label}: before and after batching")
 
 
-@contextmanager
-def _epochs_may_repeat() -> Iterator[None]:
-    """These checks run an epoch again and again, and mean it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", EpochWarning)
-        yield
+def _repeating(check: Callable[P, None]) -> Callable[P, None]:
+    """These checks run an epoch again and again, and mean it; the loader forgets about it."""
+
+    @functools.wraps(check)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EpochWarning)
+            check(*args, **kwargs)
+        loader: Any = kwargs["loader"] if "loader" in kwargs else args[0]
+        loader.learnt.forget_epochs()
+
+    return run
 
 
 def _images(ordering: str) -> Source[Any]:
@@ -222,10 +229,12 @@ def _check_by_call(transform: Transform[Any, Any], source: Source[Any]) -> DataL
 
 
 def _some(loader: DataLoader[Any]) -> list[Any]:
-    return list(loader.iterate(loader.init_state(0), steps=3))
+    found = list(loader.iterate(loader.init_state(0), steps=3))
+    loader.learnt.forget_epochs()
+    return found
 
 
-@_epochs_may_repeat()
+@_repeating
 def check_loader(loader: DataLoader[Any], key: Any = 0, *, policy_state: Any = None) -> None:
     """All ways to run a loader give the same batches, masks and states.
 
@@ -289,7 +298,7 @@ def _by_steps(next_batch: Any, state: Any, steps: int) -> tuple[list[Any], list[
     return batches, states
 
 
-@_epochs_may_repeat()
+@_repeating
 def check_resume(
     loader: DataLoader[Any], key: Any = 0, epochs: int = 2, *, policy_state: Any = None
 ) -> None:

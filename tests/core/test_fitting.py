@@ -26,6 +26,7 @@ from cereal import (
     pad_collate,
     save_arrays,
 )
+from cereal.core import fitting
 from cereal.core.fitting import canonical, check_fits, narrowed
 
 LARGE = 2**40 + 5
@@ -198,3 +199,18 @@ def test_padding_with_nan_among_floats_is_taken():
     collate = pad_collate(3, value=math.nan)
     loader = DataLoader([[[5.0, 7.0], [1.0, 2.0, 3.0]], BatchTransform(2, collate=collate)])
     assert np.isnan(loader.batch_at(0, 0)[0]["values"]).sum() == 1
+
+
+@pytest.mark.parametrize("size", [1, 40, 10_000, 100_000])
+@pytest.mark.parametrize("cast_looks", [True, False])
+def test_any_number_of_numbers_is_looked_at(size, cast_looks, monkeypatch):
+    if not cast_looks:  # as with NumPy before 2.4
+        monkeypatch.setattr(fitting, "_SAME_VALUE", {})
+    for dtype, wrong in (("i8", 2**31), ("i8", -(2**31) - 1), ("u8", 2**32), ("f8", -1e39)):
+        array = np.full(size, 7, dtype)
+        assert narrowed(array, canonical(array.dtype)).tolist() == [7] * size
+        array[-1] = wrong
+        with pytest.raises(PipelineError, match=re.escape(f" {wrong} does not fit")):
+            narrowed(array, canonical(array.dtype))
+        with pytest.raises(PipelineError, match=re.escape(f" {wrong} does not fit")):
+            check_fits(array)

@@ -104,8 +104,9 @@ def test_a_loader_that_dies_under_a_running_program_is_read_to_the_end(
     gate = Gate()
     found, data = called(road, how, gate, workers)
     gc.collect()
-    assert data() is not None
-    gate.open.set()
+    alive = data() is not None
+    gate.open.set()  # in any case: a program that waits for ever would end the process
+    assert alive or how == "in a cycle"  # the collector of cycles clears weak references first
     assert set(np.asarray(found).ravel().tolist()) == {TOTAL}
     assert gone(data)
 

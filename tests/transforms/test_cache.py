@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
 import signal
 import threading
 import weakref
@@ -392,10 +391,3 @@ def test_a_cache_goes_with_its_loaders() -> None:
     del loader, cached, numbers
     gc.collect()
     assert until(lambda: store() is None and upstream() is None)  # after the last program
-
-
-@pytest.mark.parametrize("where", ["device", "host"])
-def test_a_pickled_loader_gives_the_same(where: str) -> None:
-    loader = DataLoader([RangeSource(8), MapTransform(square), CacheTransform(where)])
-    first = epochs(loader, 1)
-    assert_same(epochs(pickle.loads(pickle.dumps(loader)), 1), first, where)

@@ -195,7 +195,8 @@ def test_they_are_shuffled_as_elements_and_keep_the_contract(strict_jax: None) -
     loader = DataLoader([unstacked("shuffle"), BatchTransform(5, pad_last_batch=True)])
     check_loader(loader)
     check_resume(loader, epochs=1)
-    epoch = [n for batch, mask in loader.iterate() for n in batch["n"][mask].tolist()]
+    batches = loader.iterate(loader.init_state(0))
+    epoch = [n for batch, mask in batches for n in batch["n"][mask].tolist()]
     assert sorted(epoch) == list(range(12))
     assert epoch != list(range(12))
 

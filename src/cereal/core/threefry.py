@@ -26,6 +26,8 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
+from .gathered import explicit_mesh
+
 ORDER = np.uint32(0x4F00_0000)
 STAGE = np.uint32(0x5300_0000)
 PART = np.uint32(0x5000_0000)
@@ -47,6 +49,9 @@ def threefry(key: tuple[Words, Words], counter: tuple[Words, Words]) -> tuple[Wo
         return _threefry_numpy(key, counter)
     high, low = (jnp.asarray(word, jnp.uint32) for word in counter)
     high, low = jnp.broadcast_arrays(high, low)
+    if explicit_mesh(high, low) is not None:
+        # Under `vmap` over an axis of the mesh, JAX 0.11 cannot join the mapped and the unmapped.
+        high, low = high ^ (low ^ low), low ^ (high ^ high)
     # JAX's own primitive: a rolled loop on the CPU, where unrolled rounds would be fused into
     # every consumer and computed once per pixel, and one kernel on a GPU.
     blocks = jax.extend.random.threefry_2x32(

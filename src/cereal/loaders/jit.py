@@ -65,7 +65,7 @@ class _Jitted:
 
     def clear_cache(self) -> None:
         """As `jax.jit(fn).clear_cache`."""
-        self._compiled.clear_cache()
+        self._compiled.clear_cache()  # type: ignore[attr-defined]
 
     def _with_arrays(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         while True:

@@ -41,6 +41,12 @@ class Learnt:
             if len(self._ended) > _MOST_KEYS:
                 self._ended.popitem(last=False)
 
+    def forget_epochs(self) -> None:
+        """As if nothing had been run yet."""
+        with self._lock:
+            self._ended.clear()
+            self._warned = False
+
     def begins(self, key: Key, epoch: int, stacklevel: int) -> None:
         """An iteration begins with this epoch: says so, once, if that was the one before too.
 
