@@ -283,3 +283,11 @@ def test_states_of_streams_without_end_are_those_of_earlier_versions():
 def test_host_stages_see_whole_indices_of_elements():
     loader = DataLoader([disk(), HostMapTransform(lambda x: x), BatchTransform(2)], workers=0)
     assert whole(next(loader.iterate(at(loader, 2**35), steps=1))[0]) == [2**35, 2**35 + 1]
+
+
+def test_the_offset_of_a_state_is_whole_beyond_32_bits() -> None:
+    loader = DataLoader([disk(), BatchTransform(4)])
+    for offset in (0, 2**32 - 4, 2**32, 3 * 10**11):
+        assert int(at(loader, offset).offset) == offset
+    stream = DataLoader([IterableSource(lambda: iter(range(4))), BatchTransform(4)])
+    assert int(at(stream, 2**33 + 8).offset) == 2**33 + 8

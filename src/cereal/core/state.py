@@ -64,9 +64,17 @@ class PipelineState:
         return _part(self.words, 2)
 
     @property
-    def offset(self) -> jax.Array:
-        """How many elements of the epoch were handed out (its low word)."""
-        return _part(self.words, 4)
+    def offset(self) -> jax.Array | np.ndarray:
+        """How many elements of the epoch were handed out.
+
+        Where that is more than 32 bits hold (never inside of a program), NumPy's uint64.
+        """
+        low = _part(self.words, 4)
+        if self.fingerprint.length < 2**31 - 1 or isinstance(self.words, jax.core.Tracer):
+            return low
+        words = to_host(self.words).astype(np.uint64)
+        high = words[..., 3]
+        return (high << np.uint64(32)) | words[..., 4] if high.any() else low
 
     def __repr__(self) -> str:
         words = said(lambda: repr(self.words), "deleted")
