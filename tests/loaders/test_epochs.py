@@ -96,13 +96,18 @@ def test_a_loop_that_goes_on_hears_nothing(kind: str) -> None:
         assert len(list(loader.iterate(batches.state))) >= 2
 
 
-def test_so_does_one_that_repeats_several_epochs_or_all_their_steps() -> None:
-    cases: list[dict[str, Any]] = [{"epochs": 3}, {"steps": 8}]
-    for options in cases:
-        loader = DataLoader(RANDOM["wrap"]())
-        list(loader.iterate(loader.init_state(0), **options))
-        with pytest.warns(EpochWarning, match=AGAIN):
-            loader.iterate(loader.init_state(0), **options)
+def test_so_does_one_that_repeats_all_steps_of_an_epoch() -> None:
+    loader = DataLoader(RANDOM["wrap"]())
+    list(loader.iterate(loader.init_state(0), steps=8))
+    with pytest.warns(EpochWarning, match=AGAIN):
+        loader.iterate(loader.init_state(0), steps=8)
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_trainings_of_several_epochs_may_begin_with_one_key(kind: str) -> None:
+    with DataLoader(RANDOM[kind]()) as loader:
+        for _learning_rate in (0.1, 0.01):
+            assert len(list(loader.iterate(loader.init_state(0), epochs=3))) >= 6
 
 
 def test_other_keys_a_look_at_a_batch_and_the_rest_of_an_epoch_are_no_repetition() -> None:

@@ -83,7 +83,10 @@ class WalkingIterator(BatchIterator[T]):
 
     def _note_end(self) -> None:
         if self.began is not None:
-            self._learnt.ended(*self.began)
+            key, epoch = self.began
+            # `epochs=3` went on to later epochs: who comes back begins another training.
+            later = 0 if self._steps is not None else (self._epochs or 1) - 1
+            self._learnt.ended(key, epoch + later)
 
     def _state_now(self) -> PipelineState:
         walk = self._walk

@@ -34,7 +34,7 @@ class Learnt:
             return self.ahead
 
     def ended(self, key: Key, epoch: int) -> None:
-        """An iteration that began with this epoch has run it to its end."""
+        """An iteration has run this epoch, the last one asked of it, to its end."""
         with self._lock:
             self._ended[key] = epoch
             self._ended.move_to_end(key)
@@ -58,11 +58,12 @@ class Learnt:
         if repeated:
             warnings.warn(
                 f"this loader has run epoch {epoch} of this key to its end and begins it again: "
-                f"the same elements in the same order, with the same augmentation. Go on from "
-                f"where the last epoch ended, `batches = loader.iterate(state)` and after the "
-                f"loop `state = batches.state`; or write one loop, `loader.iterate(state, "
-                f"epochs=10)`. (For evaluation, a pipeline that is not random never says this: "
-                f'`ordering="sequential"`.)',
+                f"the same elements in the same order, with the same augmentation. For the next "
+                f"epoch, write `batches = loader.iterate(state)`, and after the loop over it "
+                f"`state = batches.state`; or write one loop, `loader.iterate(state, epochs=10)`. "
+                f'If it is meant: for evaluation, `ordering="sequential"` never warns; for '
+                f"another training with the same key, write `warnings.simplefilter('ignore', "
+                f"cereal.EpochWarning)`.",
                 EpochWarning,
                 stacklevel=stacklevel + 1,
             )
