@@ -94,15 +94,24 @@ def test_frames_of_pandas_are_known_and_the_line_works():
 
 
 COLUMNS = {
-    "text": (np.array(["cat", "dog"]), r"got <U3\[2\]: text; write `names, data = np.unique"),
+    "text": (np.array(["cat", "dog"]), r"got <U3\[2\]: text; write `names, \w+\['x'\] = np.unique"),
     "bytes": (np.array([b"cat"]), r"got \|S3\[1\]: text; write"),
-    "dates": (np.array(["2020-01-01"], "M8[D]"), r"points in time; write `\(data - data\[0\]\) /"),
-    "spans": (np.array([3], "m8[s]"), r"spans of time; write `data / np.timedelta64\(1, 's'\)`"),
-    "records": (np.zeros(3, [("a", "i4")]), r"records; write `{name: data\[name\] for name in"),
+    "dates": (
+        np.array(["2020-01-01"], "M8[D]"),
+        r"in time; write `\(\w+\['x'\] - .*\[0\]\) /",
+    ),
+    "spans": (
+        np.array([3], "m8[s]"),
+        r"spans of time; write `\w+\['x'\] / np.timedelta64\(1,",
+    ),
+    "records": (
+        np.zeros(3, [("a", "i4")]),
+        r"records; write `{name: \w+\['x'\]\[name\] for name",
+    ),
     "missing": (np.array([1.0, None]), "Python objects, the first a float .1.0.; turn text and"),
     "ragged": (
         np.array([[1, 2], [3]], object),
-        r"rows that are lists. .*`np.stack\(data\)`; else put `list\(data\)` first",
+        r"rows that are lists. .*`np.stack\(\w+\['x'\]\)`; else put `list\(\w+\['x'\]\)` first",
     ),
 }
 

@@ -165,6 +165,62 @@ def test_python_objects_are_refused_where_arrays_are_needed() -> None:
         check_arrays(spec_of_element({"text": "a"}), "a stage", "map it")
 
 
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+OBJECTS = {
+    "text": ("abc", r"`element\['a'\]` is a Python object and no array: str \('abc'\); map it\."),
+    "time": (
+        np.datetime64("2020-01-01"),
+        r"no array: datetime64 \(np\.datetime64\('2020-",
+    ),
+    "unprintable": (Unprintable(), r"is a Python object and no array; map it\."),
+    "wide": (
+        2**40,
+        r"`element\['a'\]`: the integer 1099511627776 does not fit .* numbers\.$",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_a_python_object_is_named_with_its_value(kind: str) -> None:
+    value, words = OBJECTS[kind]
+    spec = Spec(spec_of_element({"a": value}))  # as sources keep it
+    with pytest.raises(cereal.PipelineError, match=words):
+        check_arrays(spec.tree, "a stage", "map it")
+    assert spec == Spec({"a": jax.ShapeDtypeStruct((), object)})
+
+
+UNLIKE = {
+    "nan": (
+        {"a": 1},
+        {"a": float("nan")},
+        r"`element\['a'\]` is nan, a missing value; replace it",
+    ),
+    "none": (
+        {"a": 1},
+        {"a": None},
+        r"`element\['a'\]` is None, a missing value; .*HostFilterTra",
+    ),
+    "dtype": (
+        {"a": 1, "b": 0.5},
+        {"a": 1.5, "b": float("nan")},
+        r"alike .*, by `np\.float32\(x\)`",
+    ),
+    "keys": ({"a": 1}, {"b": 1}, "give all of them the same keys, or parts, in a HostMapTransform"),
+    "shape": ({"a": [1, 2]}, {"a": [1]}, r"resize them .*collate=pad_collate\(max_length\)"),
+}
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_an_element_unlike_the_first_is_told_what_to_do_about_it(kind: str) -> None:
+    first, other, words = UNLIKE[kind]
+    with pytest.raises(cereal.PipelineError, match=rf"was promised .*{words}"):
+        leaves_of(other, Spec(spec_of_element(first)))
+
+
 # Taken
 
 

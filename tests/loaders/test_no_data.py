@@ -166,3 +166,26 @@ def test_a_function_that_fails_on_a_single_element_is_told_that_nothing_batches(
     with pytest.raises(ValueError, match="axis") as caught:
         cereal.evaluate(LOADER, lambda batch: batch["x"].sum(axis=1))
     assert "BatchTransform" not in "".join(getattr(caught.value, "__notes__", []))
+
+
+def test_stages_that_are_not_in_the_list_are_told_so() -> None:
+    data = {"x": np.arange(4.0)}
+    match = r"one list .*; got int \(32\) besides\. Write `.*BatchTransform\(32\)\]\)`\.$"
+    with pytest.raises(UsageError, match=match):
+        DataLoader(data, 32)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match=r"got BatchTransform .* besides\. Write `DataLoader\(\["):
+        DataLoader(ArraySampleSource(data), BatchTransform(2))  # type: ignore[call-overload]
+
+
+OPTIONS_OF_BATCHES = {
+    "drop_remainder": r"write `BatchTransform\(batch_size, drop_last=True\)`",
+    "transform": r"add `MapTransform\(fn\)`, or for Python `HostMapTransform\(fn\)`",
+    "element_spec_override": r"`BatchTransform\(batch_size, collate=fn, spec=\.\.\.\)`",
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS_OF_BATCHES)
+def test_options_that_batches_have_elsewhere_print_the_line_to_write(option: str) -> None:
+    words = OPTIONS_OF_BATCHES[option]
+    with pytest.raises(UsageError, match=rf"BatchTransform has no `{option}=`; .*{words}"):
+        BatchTransform(2, **{option: None})  # type: ignore[arg-type]

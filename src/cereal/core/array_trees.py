@@ -21,9 +21,9 @@ from .state import PipelineState
 
 _FRAMES = ("pandas", "polars", "pyarrow", "cudf", "modin")
 _KINDS = {
-    "U": "text; write `names, data = np.unique(data, return_inverse=True)`",
-    "M": "points in time; write `(data - data[0]) / np.timedelta64(1, 's')`",
-    "m": "spans of time; write `data / np.timedelta64(1, 's')`",
+    "U": "text; write `names, {it} = np.unique({it}, return_inverse=True)`",
+    "M": "points in time; write `({it} - {it}[0]) / np.timedelta64(1, 's')`",
+    "m": "spans of time; write `{it} / np.timedelta64(1, 's')`",
 }
 
 
@@ -46,7 +46,7 @@ def array_leaves(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
         raise PipelineError(f"{owner}: `{name}` holds no arrays, got {tree!r:.60}.")
     for place, leaf in found:
         if isinstance(leaf, bool | int | float | complex) or not is_array_like(leaf):
-            raise PipelineError(f"{owner}: {place} {_no_array(leaf)}")
+            raise PipelineError(f"{owner}: {place} {_no_array(leaf, place)}")
     return found
 
 
@@ -82,7 +82,7 @@ def refuse_list(tree: Any, owner: str, name: str = "data") -> None:
 def refuse_no_data(value: Any, owner: str, name: str) -> None:
     """Refuses a pipeline or a frame where data is wanted."""
     if _is_no_data(value):
-        raise PipelineError(f"{owner}: `{name}` {_no_array(value)}")
+        raise PipelineError(f"{owner}: `{name}` {_no_array(value, name)}")
 
 
 def _is_no_data(node: Any) -> bool:
@@ -106,7 +106,7 @@ def is_frame(node: Any) -> bool:
     return type(node).__module__.partition(".")[0] in _FRAMES and hasattr(node, "__len__")
 
 
-def _no_array(leaf: Any) -> str:
+def _no_array(leaf: Any, place: str) -> str:
     """What something is that is no array, and what to write instead."""
     kind = type(leaf).__name__
     if _part_of_a_pipeline(leaf):
@@ -116,7 +116,7 @@ def _no_array(leaf: Any) -> str:
         library = type(leaf).__module__.partition(".")[0]
         return f"is a {kind} of {library}; {_instead_of_frame(leaf)}."
     if isinstance(leaf, np.ndarray):
-        return _no_numbers(leaf)
+        return _no_numbers(leaf, place.strip("`"))
     return (
         f"must be an array, got {kind} ({leaf!r:.60}); write `np.asarray(...)` around lists, and "
         f"turn text into numbers first."
@@ -141,24 +141,24 @@ def _instead_of_frame(node: Any) -> str:
     return "write `column.to_numpy()`"
 
 
-def _no_numbers(array: np.ndarray) -> str:
+def _no_numbers(array: np.ndarray, it: str) -> str:
     """What an array of something else holds, and how to make numbers of it."""
     kind = "U" if array.dtype.kind in "USaT" else array.dtype.kind
     what = f"must be an array of numbers, got {array.dtype}[{','.join(map(str, array.shape))}]"
     if kind in _KINDS:
-        return f"{what}: {_KINDS[kind]}."
+        return f"{what}: {_KINDS[kind].format(it=it)}."
     if array.dtype.names is not None:
-        return f"{what}: records; write `{{name: data[name] for name in data.dtype.names}}`."
+        return f"{what}: records; write `{{name: {it}[name] for name in {it}.dtype.names}}`."
     if kind != "O" or not array.size:
         return f"{what}; turn it into numbers first."
     first = array.reshape(-1)[0]
     if hasattr(first, "__len__") and not isinstance(first, str | bytes):
         return (
             f"{what}: rows that are {type(first).__name__}s. If all have one length, write "
-            f"`np.stack(data)`; else put `list(data)` first in the loader's list, and pad: "
+            f"`np.stack({it})`; else put `list({it})` first in the loader's list, and pad: "
             f"`BatchTransform(32, collate=pad_collate(max_length))`."
         )
     return (
         f"{what}: Python objects, the first a {type(first).__name__} ({first!r:.40}); turn text "
-        f"and missing values into numbers, then write `data.astype(np.float32)`."
+        f"and missing values into numbers, then write `{it}.astype(np.float32)`."
     )

@@ -19,6 +19,11 @@ _WORDS = {
     "num_workers": _LOADER,
     "batch_size": "add `BatchTransform(batch_size)` to the loader's list of stages",
     "collate_fn": "write `BatchTransform(batch_size, collate=fn)`",
+    "drop_remainder": "write `BatchTransform(batch_size, drop_last=True)`",
+    "transform": "add `MapTransform(fn)`, or for Python `HostMapTransform(fn)`, to the loader's "
+    "list of stages",
+    "element_spec_override": "what it makes is known from what it is given; with `collate=fn` the "
+    "arrays of a batch may be stated, `BatchTransform(batch_size, collate=fn, spec=...)`",
     "shuffle": "",
     "ordering": "",
 }

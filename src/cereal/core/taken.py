@@ -19,10 +19,12 @@ import numpy as np
 
 from .errors import PipelineError
 from .fitting import canonical, check_fits, check_number, fitting, narrowed
+from .pytree import said
 from .reading import SKIPPED, Reading, at_element, for_each, reading, reading_as
 from .spec import Spec, format_spec, is_numeric
 
 OBJECT = np.dtype(object)
+_NO_ARRAY = " is a Python object and no array"
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _NUMBERS = (bool, int, float, complex)
 _LOOKED_AT = (int, float, np.integer, list)  # what `as_array` refuses if it does not fit
@@ -200,8 +202,33 @@ def _changed(element: Any, spec: Spec) -> PipelineError:
         )
     return PipelineError(
         f"an element is {found}, where {spec} was promised (by `sample_spec`, or by the first "
-        f"element); elements of a batch have one shape and dtype: resize them in a "
-        f"HostMapTransform, or pass `BatchTransform(..., collate=pad_collate(max_length))`."
+        f"element); elements of a batch have one shape and dtype: {_make_alike(element, spec)}."
+    )
+
+
+def _is_nan(leaf: Any) -> bool:
+    return isinstance(leaf, float | np.floating) and bool(np.isnan(leaf))
+
+
+def _make_alike(element: Any, spec: Spec) -> str:
+    """What to do about an element that is not like the others."""
+    leaves = jax.tree.leaves(element, is_leaf=lambda x: x is None or is_leaf(x))
+    pairs = zip(leaves, spec.leaves, strict=False)
+    missing = [x is None or (_is_nan(x) and s.dtype.kind in "iub") for x, s in pairs]
+    if len(leaves) == len(spec.leaves) and any(missing):
+        place = missing.index(True)
+        return (
+            f"{_name(spec, place)} is {leaves[place]}, a missing value; replace it in a "
+            f"HostMapTransform (by -1, say), or leave such elements out: `HostFilterTransform(fn)`"
+        )
+    found = Spec(spec_of_element(element))
+    if found.structure != spec.structure:
+        return "give all of them the same keys, or parts, in a HostMapTransform"
+    if [leaf.shape for leaf in found.leaves] == [leaf.shape for leaf in spec.leaves]:
+        return "make them alike in a HostMapTransform, by `np.float32(x)` or `np.int32(x)`"
+    return (
+        "resize them in a HostMapTransform, or pass `BatchTransform(..., "
+        "collate=pad_collate(max_length))`"
     )
 
 
@@ -247,10 +274,11 @@ def spec_of_element(element: Any) -> Any:
     def look(leaf: Any) -> jax.ShapeDtypeStruct:
         try:
             array = as_array(leaf)
-        except PipelineError:  # an integer that JAX cannot hold: a stage may still change it
-            array = None
+        except PipelineError as error:  # a number that JAX cannot hold: a stage may change it
+            return _object(f": {error}")
         if array is None:
-            return jax.ShapeDtypeStruct((), OBJECT)
+            kind = type(leaf).__name__
+            return _object(said(lambda: f"{_NO_ARRAY}: {kind} ({leaf!r:.40})", _NO_ARRAY))
         return jax.ShapeDtypeStruct(array.shape, canonical(array.dtype))
 
     try:
@@ -261,15 +289,20 @@ def spec_of_element(element: Any) -> Any:
         return jax.ShapeDtypeStruct((), OBJECT)  # a dict whose keys cannot be sorted, say
 
 
+def _object(words: str) -> jax.ShapeDtypeStruct:
+    """A Python object; a dtype carries words about it, and is equal to one with others."""
+    return jax.ShapeDtypeStruct((), np.dtype(object, metadata={"words": words}))
+
+
 def check_arrays(spec: Any, what: str, fix: str) -> None:
     """Refuses Python objects where arrays are needed."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(spec)[0]:
         if leaf.dtype == OBJECT:
-            name = "element" + jax.tree_util.keystr(path)
-            raise PipelineError(
-                f"{what}: `{name}` is a Python object and no array (nor a number that fits JAX's "
-                f"types); {fix}."
-            )
+            name = f"{what}: `element{jax.tree_util.keystr(path)}`"
+            words = (leaf.dtype.metadata or {}).get("words")
+            if words and words.startswith(":"):  # the number that does not fit, and what to do
+                raise PipelineError(f"{name}{words}")
+            raise PipelineError(f"{name}{words or _NO_ARRAY}; {fix}.")
 
 
 def protected(value: Any) -> Any:

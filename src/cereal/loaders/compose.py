@@ -251,6 +251,19 @@ _TORCH = {
 }
 
 
+def refuse_misplaced(misplaced: tuple[Any, ...]) -> None:
+    """`DataLoader(data, 32)`, and `DataLoader(source, transform)`: stages go into one list."""
+    if not misplaced:
+        return
+    second = misplaced[0]
+    batch = f"BatchTransform({second})" if type(second) is int else "BatchTransform(128)"
+    raise UsageError(
+        f"`DataLoader` takes one list with the source and all stages, and all else by name; got "
+        f"{_describe(second)} besides. Write `DataLoader([ArraySampleSource(data, "
+        f'ordering="shuffle"), {batch}])`.'
+    )
+
+
 def refuse_options(options: dict[str, Any]) -> None:
     """Says where the options of other loaders went."""
     if not options:

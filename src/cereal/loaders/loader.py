@@ -31,7 +31,7 @@ from ..core.transfer import to_device, to_host
 from ..core.unseen import raise_unseen
 from ..monitor.drawing import draw, summary
 from .batch_iterator import BatchIterator
-from .compose import compose, refuse_options
+from .compose import compose, refuse_misplaced, refuse_options
 from .epoch_scan import check_body
 from .iterate import iterator_over, refuse_positional, refuse_random, refuse_traced
 from .learnt import Learnt
@@ -97,13 +97,14 @@ class DataLoader(Generic[T]):
     def __init__(
         self,
         pipeline: Any = None,
-        *,
+        *misplaced: Any,
         workers: int | None = None,
         prefetch: int | None = None,
         on_error: OnErrorOption = "raise",
         timeout: float | None = None,
         **options: Any,
     ) -> None:
+        refuse_misplaced(misplaced)
         refuse_options(options)
         chosen = check_options(workers, prefetch, on_error, timeout)
         set_fields(self, running=with_readers(compose(pipeline), chosen))

@@ -55,7 +55,8 @@ class Options(NamedTuple):
             warnings.warn(
                 f"DataLoader: {listed} has no effect: these options are for sources and stages "
                 f"that Python runs (files, datasets, HostMapTransform), and this pipeline has "
-                f"none; compiled code reads its data, without threads. Leave it out.",
+                f'none, or a CacheTransform("device") has read them already; compiled code reads '
+                f"its data, without threads. Leave it out.",
                 OptionWarning,
                 stacklevel=4,
             )
