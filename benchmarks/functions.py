@@ -2,10 +2,10 @@
 
     python benchmarks/functions.py
 
-The body is a training step of a network of two layers, 784-512-10, with its gradient: at the level of a
-module (proved unchanged, nothing is traced), as a method of a trainer that changes in every epoch,
-and as a function that is defined anew in every epoch. Compilations are counted after the first epoch.
-The epoch has one step, so that what is measured is the call.
+The body is a training step of a network of two layers, 784-512-10, with its gradient: at the level
+of a module (proved unchanged, nothing is traced), as a method of a trainer that changes in every
+epoch, and as a function that is defined anew in every epoch. Compilations are counted after the
+first epoch. The epoch has one step, so that what is measured is the call.
 """
 
 from __future__ import annotations
