@@ -63,7 +63,8 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *args: Any, key: A
             f"`evaluate` needs a function of a batch, got {type(fn).__name__} ({fn!r:.60}); write "
             f"`evaluate(loader, lambda batch: ...)`."
         )
-    source, state = current(loader.running), loader.init_state(key)
+    state = loader.init_state(key)
+    source = current(loader.running, state)
     remainder: Remainder | None = None
     steps = loader.steps_per_epoch
     if isinstance(source, Positional):
