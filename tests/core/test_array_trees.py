@@ -95,6 +95,10 @@ def test_frames_of_pandas_are_known_and_the_line_works():
 
 COLUMNS = {
     "text": (np.array(["cat", "dog"]), r"got <U3\[2\]: text; write `names, \w+\['x'\] = np.unique"),
+    "objects": (
+        np.array(["cat", "dog"], object),
+        r"text; .*, after `\w+\['x'\] = .*astype\(str\)`",
+    ),
     "bytes": (np.array([b"cat"]), r"got \|S3\[1\]: text; write"),
     "dates": (
         np.array(["2020-01-01"], "M8[D]"),
@@ -130,6 +134,8 @@ def test_the_lines_that_are_shown_work():
     data = np.array(["cat", "dog", "cat"])
     names, data = np.unique(data, return_inverse=True)
     assert names[np.asarray(ArraySampleSource(data).data)].tolist() == ["cat", "dog", "cat"]
+    data = np.array(["cat", "dog", "cat"], object).astype(str)
+    assert np.unique(data, return_inverse=True)[1].tolist() == [0, 1, 0]
     data = np.array(["2020-01-01", "2020-01-03"], "M8[D]")
     data = (data - data[0]) / np.timedelta64(1, "s")
     assert ArraySampleSource(data).data.tolist() == [0, 2 * 86400]

@@ -152,7 +152,9 @@ def _no_numbers(array: np.ndarray, it: str) -> str:
     if kind != "O" or not array.size:
         return f"{what}; turn it into numbers first."
     first = array.reshape(-1)[0]
-    if hasattr(first, "__len__") and not isinstance(first, str | bytes):
+    if isinstance(first, str):  # as frames give it
+        return f"{what}: {_KINDS['U'].format(it=it)}, after `{it} = {it}.astype(str)`."
+    if hasattr(first, "__len__") and not isinstance(first, bytes):
         return (
             f"{what}: rows that are {type(first).__name__}s. If all have one length, write "
             f"`np.stack({it})`; else put `list({it})` first in the loader's list, and pad: "
