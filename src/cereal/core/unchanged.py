@@ -32,6 +32,10 @@ _READING = ("open", "load", "read", "imread", "fromfile", "fromregex", "genfromt
 _PURE = {"abc", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum"}
 _PURE |= {"functools", "itertools", "logging", "math", "numbers", "operator", "re", "string", "sys"}
 _PURE |= {"types", "typing", "warnings"}
+# Methods that are done when a pipeline is built, or that a dataclass writes.
+_BUILDING = {"__init__", "__post_init__", "__new__", "__setattr__", "__delattr__", "__repr__"}
+_BUILDING |= {"__eq__", "__hash__", "__replace__", "__getstate__", "__setstate__", "__annotate__"}
+_BUILDING |= {"__annotate_func__", "__init_subclass__", "__class_getitem__"}
 _SMALL = 4096  # bytes of a NumPy array that is compared whenever it is asked
 
 
@@ -74,14 +78,21 @@ def proof_of_class(cls: type) -> Proof | None:
     for each in cls.__mro__:
         own = {} if is_library(each) else dict(vars(each))
         for name in sorted(own):
-            if not name.startswith(("__", "_flat", "_abc")):
-                value = own[name]
+            value = own[name]
+            if name in getattr(each, "__dataclass_fields__", ()):
+                continue  # every instance has its own
+            if not name.startswith(("__", "_flat", "_abc")) or _runs(name, value):
                 parts.append(getattr(value, "fget", getattr(value, "__func__", value)))
                 checks.append((vars(each).get, name, value))
         if own:
             checks.append((len, vars(each), len(own)))
     proof = proof_of(*parts)
     return None if proof is None else proof._replace(checks=proof.checks + checks)
+
+
+def _runs(name: str, value: Any) -> bool:
+    """Whether a name of Python's, such as `__call__`, is a method that a step may run."""
+    return isinstance(value, types.FunctionType) and name.startswith("__") and name not in _BUILDING
 
 
 class _UnprovedError(Exception):

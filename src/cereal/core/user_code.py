@@ -24,10 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from .held import Held
+from .library import is_library
 from .meaning import trace, tracing_context
-from .pytree import carries_code, set_copy
+from .node_proof import proof_of_node
+from .policy import with_any_policy
+from .pytree import is_numbered, set_copy
 from .rows import rows_at
-from .unchanged import Proof, proof_of, proof_of_class
+from .unchanged import Proof
 
 N = TypeVar("N")
 _MOST = 256
@@ -69,7 +72,7 @@ def with_code(source: N, *, thorough: bool) -> N:
 
 def _numbered(source: Any) -> _Seen:
     carriers = _carriers(source)
-    proofs, context = tuple(map(_proof, carriers)), tracing_context()
+    proofs, context = tuple(map(proof_of_node, carriers)), tracing_context()
     first = set_copy(carriers[0])
     first.__dict__["_code"] = _number_of(source)
     made = jax.tree.map(lambda x: first if x is carriers[0] else x, source, is_leaf=_is_carrier)
@@ -86,13 +89,14 @@ def _carriers(source: Any) -> list[Any]:
 
 
 def _is_carrier(node: Any) -> bool:
-    if isinstance(node, Held):
-        return callable(node.fixed)
-    return carries_code(type(node))
+    return is_numbered(node) and (not isinstance(node, Held) or _is_users(node))
 
 
-def _proof(node: Any) -> Proof | None:
-    return proof_of(node.fixed) if isinstance(node, Held) else proof_of_class(type(node))
+def _is_users(held: Held) -> bool:
+    """Whether the user's code runs when this is used."""
+    if held.fixed is not None:
+        return callable(held.fixed) or not is_library(type(held.fixed))
+    return callable(held.tree) or not is_library(type(held.tree))
 
 
 def _number_of(source: Any) -> int:
@@ -101,7 +105,7 @@ def _number_of(source: Any) -> int:
         rows = jax.eval_shape(lambda: rows_at(jnp.zeros(source.lanes, jnp.int32)))
         traced, arrays = trace(lambda source, rows: source.read(source.route(rows)), source, rows)
     else:
-        state = jax.eval_shape(lambda: source.init_state(jax.random.key(0)))
+        state = with_any_policy(jax.eval_shape(lambda: source.init_state(jax.random.key(0))))
         traced, arrays = trace(lambda source, state: source.step(state), source, state)
     if traced.meaning is None:
         return next(_next_number)
