@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 import types
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -28,6 +29,7 @@ from .unchanged import proof_of
 
 _trace_context = getattr(importlib.import_module("jax._src.config"), "trace_context", None)
 _RULES = {"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees", "jvp_jaxpr_thunk"}
+_OWN_RULES = re.compile(r"[/\\](jax|optax|flax|cereal)[/\\](?!.*custom_derivatives)")
 _PLAIN = (int, str, bytes, bool, type(None))
 _PYTHON = (types.FunctionType, types.MethodType, functools.partial)
 
@@ -194,10 +196,14 @@ def _content(value: Any) -> Hashable:
 
 
 def _of_library(call: Any) -> bool:
-    """Whether a function with a rule of its own is a library's, such as `jax.nn.relu`."""
+    """Whether a function with a rule of its own is a library's, such as `jax.nn.relu`.
+
+    Not one that a library made around a function of the user's: `jax.custom_gradient`, and all that
+    Equinox has of this kind.
+    """
     info = getattr(getattr(call, "jaxpr", call), "debug_info", None)
     name = getattr(info, "func_filename", None) or _file_of(getattr(info, "func_src_info", ""))
-    return bool(name) and is_library_file(name)
+    return bool(name) and is_library_file(name) and bool(_OWN_RULES.search(name))
 
 
 @functools.lru_cache(maxsize=256)

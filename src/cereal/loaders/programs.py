@@ -67,7 +67,11 @@ def program(name: Hashable, body: Body, make: Callable[[Callable[..., Any]], Any
 
 
 def _by_meaning(name: Hashable, body: Body, make: Callable[[Callable[..., Any]], Any]) -> Any:
-    traced, arrays = trace(body.fn, *(body.inputs or ()), compiled_only=eager())
+    inputs: Any = body.inputs
+    traced, arrays = trace(body.fn, *inputs, compiled_only=eager())
+    if body.carries and not _is_carried(inputs[0], traced.result[0]):
+        # A scan turns 0 into 0.0 for a body that makes floats of it, and traces it again.
+        return _TracedWhole(make(body.fn))
 
     def run(arrays: Any, *args: Any) -> Any:
         return make(lambda *inputs: traced(arrays, jax.tree.leaves(inputs)))(*args)
@@ -80,12 +84,19 @@ def _kind(values: Any) -> Hashable:
     return structure, tuple(map(jax.typeof, leaves))
 
 
+def _is_carried(before: Any, after: Any) -> bool:
+    """Whether a carry keeps its dtypes."""
+    dtypes = [[jax.typeof(x).dtype for x in jax.tree.leaves(tree)] for tree in (before, after)]
+    return dtypes[0] == dtypes[1]
+
+
 class Body(NamedTuple):
     """What a program calls in its loop."""
 
     fn: Callable[..., Any]
     functions: tuple[Any, ...]  # the user's, that `fn` calls; it depends on nothing else
     inputs: tuple[Any, ...] | None  # what it is called with: arrays, or their specs; None: unknown
+    carries: bool = False  # what it returns first is what it gets first
 
 
 def forget_programs() -> None:
@@ -148,7 +159,7 @@ def over_rows(source: Any, carry: Any, body_fn: Any, unroll: int | bool) -> Any:
 
 
 def _body(source: Any, carry: Any, body_fn: Any) -> Body:
-    return Body(checked_body(body_fn), (body_fn,), (carry, *specs_of_step(source)))
+    return Body(checked_body(body_fn), (body_fn,), (carry, *specs_of_step(source)), carries=True)
 
 
 def specs_of_step(source: Any) -> tuple[Any, Any]:
