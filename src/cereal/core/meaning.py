@@ -24,6 +24,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from .gathered import explicit_mesh
 from .inlined import run_inlined
+from .inner_functions import forget_seen, met_new
 from .library import is_library_file
 from .unchanged import proof_of
 
@@ -76,11 +77,18 @@ def trace(
 
     `compiled_only`: nobody will differentiate or map it, so rules for that do not count.
     """
-    # A new function every time: JAX keeps traces by the identity of the function.
-    closed, result = jax.make_jaxpr(lambda *args: fn(*args), return_shape=True)(*args)
+    forget_seen()
+    closed, result = _traced_anew(fn, args)
+    if met_new(closed):
+        closed, result = _traced_anew(fn, args)
     consts = [_own(const) for const in closed.consts]
     opened = _opened(closed, consts, jax.tree.leaves(args)) if consts else closed
     return Traced(opened, result, compiled_only=compiled_only), consts
+
+
+def _traced_anew(fn: Callable[..., Any], args: Any) -> tuple[ClosedJaxpr, Any]:
+    # A new function every time: JAX keeps traces by the identity of the function.
+    return jax.make_jaxpr(lambda *args: fn(*args), return_shape=True)(*args)
 
 
 def _opened(closed: ClosedJaxpr, consts: list[Any], leaves: list[Any]) -> ClosedJaxpr:
