@@ -115,6 +115,17 @@ def test_so_does_one_inside_a_combination() -> None:
         assert batches == [[scale * number for number in range(4)], [0.0, 1.0, 2.0, 3.0]]
 
 
+@pytest.mark.parametrize("source", [_Numbers(), Walk()], ids=["source", "stream"])
+def test_so_does_a_stage_over_one(source: Any) -> None:
+    box = SimpleNamespace(scale=1.0)
+    stage = cereal.MapTransform(lambda x: x * box.scale)
+    loader = DataLoader([source, stage, BatchTransform(2)])
+    for scale in (1.0, 3.0, 1.0):
+        box.scale = scale
+        assert epochs(loader) == expected(scale)
+        assert loader.next_batch(loader.init_state(0))[0].tolist() == [0.0, scale]
+
+
 def test_so_does_a_users_stream() -> None:
     loader = DataLoader([Walk(), BatchTransform(2)])
     for scale in (1.0, 3.0, 1.0):

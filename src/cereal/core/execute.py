@@ -191,7 +191,7 @@ def run_next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
 def _run(
     source: Source[Any], state: Any, on_host: Any, in_program: Any, lead: int = 0
 ) -> tuple[Any, Any, Any]:
-    source = resolve(current(source, thorough=False), state)
+    source = resolve(current(source, state, thorough=False), state)
     if source.host:
         raise_kept((identity_on_host(source),))
     step: Any = on_host if source.host and eager() else in_program

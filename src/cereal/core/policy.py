@@ -56,15 +56,6 @@ def _is_slot(node: Any) -> bool:
     return isinstance(node, PolicySlot)
 
 
-def with_any_policy(state: Any) -> Any:
-    """The shapes of a state with those of a policy in it, whether one was set or not."""
-
-    def filled(node: Any) -> Any:
-        return PolicySlot(node.spec.tree, node.spec, True) if _is_slot(node) else node
-
-    return jax.tree.map(filled, state, is_leaf=_is_slot)
-
-
 def find_slot(state: Any) -> PolicySlot:
     """The one slot of a state, whatever is wrapped around it."""
     slots = [leaf for leaf in jax.tree.leaves(state, is_leaf=_is_slot) if _is_slot(leaf)]

@@ -166,9 +166,9 @@ def spec_of_result(stage: Any, inputs: Any, lanes: tuple[int, ...]) -> Any:
     )
 
 
-def current(source: N, *, thorough: bool = True) -> N:
+def current(source: N, state: Any, *, thorough: bool = True) -> N:
     """The pipeline with its functions as they are now; `thorough` is for who runs many steps."""
-    source = with_code(source, thorough=thorough)
+    source = with_code(source, state, thorough=thorough)
     fields: Any = source.__dict__
     source = fields.get("_current", source)
     stages = source.__dict__.get("_traced_stages")

@@ -27,7 +27,6 @@ from .held import Held
 from .library import is_library
 from .meaning import trace, tracing_context
 from .node_proof import proof_of_node
-from .policy import with_any_policy
 from .pytree import is_numbered, set_copy
 from .rows import rows_at
 from .unchanged import Proof
@@ -42,7 +41,7 @@ _known: OrderedDict[Any, tuple[int, list[Any]]] = OrderedDict()
 class _Seen(NamedTuple):
     """A pipeline with its number, and the proof that it still has it."""
 
-    source: Any
+    source: Any  # None: the one that has this, which must not refer to itself
     proofs: tuple[Proof | None, ...]
     context: Any
 
@@ -52,32 +51,34 @@ class _Seen(NamedTuple):
         return all(proof is not None and proof.holds() for proof in self.proofs)
 
 
-def with_code(source: N, *, thorough: bool) -> N:
-    """The pipeline with the number of what its code does now.
+def with_code(source: N, state: Any, *, thorough: bool) -> N:
+    """The pipeline with the number of what its code does now, in a step from this state.
 
     Not `thorough`: of a stream, what cannot be proved is looked at once; tracing a whole step of an
     environment before every step would cost many times the step.
     """
     fields: Any = source.__dict__
     seen = fields.get("_seen_code")
-    if seen is None:
-        if not _carriers(source):
-            fields["_seen_code"] = _Seen(source, (), tracing_context())
-            return source
-    elif not seen.proofs or seen.holds() or not (thorough or hasattr(source, "read")):
-        return seen.source
-    fields["_seen_code"] = seen = _numbered(source)
+    if seen is None and not _carriers(source):
+        fields["_seen_code"] = seen = _Seen(None, (), None)
+    if seen is not None and _is_enough(seen, thorough or hasattr(source, "read")):
+        return source if seen.source is None else seen.source
+    fields["_seen_code"] = seen = _numbered(source, state)
     return seen.source
 
 
-def _numbered(source: Any) -> _Seen:
+def _is_enough(seen: _Seen, thorough: bool) -> bool:
+    return not seen.proofs or not thorough or seen.holds()
+
+
+def _numbered(source: Any, state: Any) -> _Seen:
     carriers = _carriers(source)
     proofs, context = tuple(map(proof_of_node, carriers)), tracing_context()
     first = set_copy(carriers[0])
-    first.__dict__["_code"] = _number_of(source)
-    made = jax.tree.map(lambda x: first if x is carriers[0] else x, source, is_leaf=_is_carrier)
+    first.__dict__["_code"] = _number_of(source, state)
+    made = jax.tree.map(lambda x: first if x is carriers[0] else x, source, is_leaf=_is_whole)
     seen = _Seen(made, proofs, context)
-    made.__dict__["_seen_code"] = seen
+    made.__dict__["_seen_code"] = seen._replace(source=None)
     return seen
 
 
@@ -99,13 +100,17 @@ def _is_users(held: Held) -> bool:
     return callable(held.tree) or not is_library(type(held.tree))
 
 
-def _number_of(source: Any) -> int:
+def _is_whole(node: Any) -> bool:
+    """What is not to be taken apart: a stage that knows its Python would forget it."""
+    return _is_carrier(node) or hasattr(node, "watched")
+
+
+def _number_of(source: Any, state: Any) -> int:
     """The number of what a step of the pipeline traces to, its order aside."""
     if hasattr(source, "read"):
         rows = jax.eval_shape(lambda: rows_at(jnp.zeros(source.lanes, jnp.int32)))
         traced, arrays = trace(lambda source, rows: source.read(source.route(rows)), source, rows)
     else:
-        state = with_any_policy(jax.eval_shape(lambda: source.init_state(jax.random.key(0))))
         traced, arrays = trace(lambda source, state: source.step(state), source, state)
     if traced.meaning is None:
         return next(_next_number)

@@ -9,6 +9,8 @@ permutation; but at most 4 M indices are stored at a time.
 from __future__ import annotations
 
 import inspect
+import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -41,11 +43,18 @@ def check_body(body_fn: Any, feedback: Any = None) -> None:
         _check_three(feedback, "feedback", "(state, carry, output)", _WRITE_FEEDBACK)
 
 
+_take_three: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
 def _check_three(fn: Any, name: str, arguments: str, write: str) -> None:
+    if isinstance(fn, types.FunctionType) and fn in _take_three:
+        return
     if not callable(fn):
         raise UsageError(f"`{name}` must be callable, got {type(fn).__name__}; {write}.")
     try:
         inspect.signature(fn).bind(None, None, None)
+        if isinstance(fn, types.FunctionType):
+            _take_three.add(fn)
     except TypeError as error:
         called = getattr(fn, "__name__", type(fn).__name__)
         raise UsageError(

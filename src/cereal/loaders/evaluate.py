@@ -26,7 +26,7 @@ from ..transforms.batch import BatchedStream, BatchTransform
 from .epoch_scan import scan_read, scan_steps
 from .host_scan import scan_host
 from .loader import DataLoader
-from .programs import Body, program, specs_of_step
+from .programs import Body, program
 
 _WRITE = 'return one value per element, such as `{"loss": losses}` with losses of shape [batch]'
 
@@ -63,7 +63,8 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *args: Any, key: A
             f"`evaluate` needs a function of a batch, got {type(fn).__name__} ({fn!r:.60}); write "
             f"`evaluate(loader, lambda batch: ...)`."
         )
-    source, state = current(loader.running), loader.init_state(key)
+    state = loader.init_state(key)
+    source = current(loader.running, state)
     remainder: Remainder | None = None
     steps = loader.steps_per_epoch
     if isinstance(source, Positional):
@@ -99,7 +100,7 @@ def _run(
     source: Source[Any], state: Any, fn: Any, args: Any, steps: int, remainder: Remainder | None
 ) -> Any:
     """`evaluate` outside of traced functions."""
-    body = Body(_metrics(fn), (fn,), (args, *specs_of_step(source)))
+    body = Body(_metrics(fn), (fn,), args, source)
     if isinstance(source, Positional) and source.host:
 
         def make_host(metrics: Any) -> Any:

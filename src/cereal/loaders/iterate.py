@@ -13,6 +13,7 @@ from ..core.positional import Positional
 from ..core.source import Source
 from ..core.staged import StreamStage
 from ..core.state import check_state, refuse_key
+from ..core.traced_stage import current
 from .batch_iterator import BatchIterator
 from .host_iterator import HostIterator
 from .iterator import PositionalIterator, SteppingIterator, StreamIterator
@@ -30,8 +31,9 @@ def iterator_over(
     """The iterator of a pipeline from a state on."""
     if not isinstance(source, Positional):
         refuse_key(state)
-        return StreamIterator(source, state, steps, epochs, progress)
+        return StreamIterator(current(source, state), state, steps, epochs, progress)
     check_state(state, source.fingerprint)
+    source = current(source, state)
     kind = SteppingIterator if source.callbacks else PositionalIterator
     kind = HostIterator if source.host else kind
     return kind(source, state, steps, epochs, progress, learnt)

@@ -171,7 +171,7 @@ class DataLoader(Generic[T]):
             refuse_random(self.source, "`loader.iterate()`")
             state = self.init_state(0)
         refuse_traced((self, state))
-        batches = iterator_over(current(self.running), state, steps, epochs, progress, self.learnt)
+        batches = iterator_over(self.running, state, steps, epochs, progress, self.learnt)
         if batches.began is not None:
             self.learnt.begins(*batches.began, stacklevel=2)
         return batches
@@ -214,7 +214,7 @@ class DataLoader(Generic[T]):
         if isinstance(self.source, Positional):
             check_state(state, self.source.fingerprint)
         steps = self.steps_per_epoch if steps is None else operator.index(steps)
-        source = resolve(current(self.running), state)
+        source = resolve(current(self.running, state), state)
         if isinstance(source, Positional) and source.host:
             raise_kept((identity_on_host(source),))
         return scan_epoch(source, state, carry, body_fn, steps, unroll, feedback, progress)

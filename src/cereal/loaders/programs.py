@@ -11,6 +11,8 @@ no loaders, and are shared by all loaders.
 from __future__ import annotations
 
 import threading
+import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -21,7 +23,7 @@ import numpy as np
 
 from ..core.capture import eager
 from ..core.meaning import Traced, trace, tracing_context
-from ..core.unchanged import proof_of
+from ..core.unchanged import Proof, proof_of
 from .epoch_scan import checked_body, scan_read, scan_steps
 
 MOST = 64
@@ -50,26 +52,82 @@ class _Latest:
 _proved, _compiled = _Latest(), _Latest()
 
 
+class Body(NamedTuple):
+    """What a program calls in its loop: `fn(given, batch, mask)`."""
+
+    fn: Callable[..., Any]
+    functions: tuple[Any, ...]  # the user's, that `fn` calls; it depends on nothing else
+    given: Any  # arrays: a carry, or arguments
+    source: Any  # whose batches they are
+    carries: bool = False  # what it returns first is what it is given next
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """What it is called with, as arrays or their specs."""
+        mask = jax.ShapeDtypeStruct(self.source.mask_shape, np.bool_)
+        return (self.given, self.source.element_spec(), mask)
+
+
 def program(name: Hashable, body: Body, make: Callable[[Callable[..., Any]], Any]) -> Any:
     """`make(body)`, compiled, for one call of the user's.
 
     `name` is all else that `make` depends on, but for the arguments of what it makes.
     """
-    if body.inputs is None or not jax.sharding.get_abstract_mesh().empty:
-        # With explicit axes of a mesh, types depend on what is around the body.
+    if len(body.functions) > 1 or not jax.sharding.get_abstract_mesh().empty:
+        # Feedback is called with the state that the scan carries; and with explicit axes of a mesh,
+        # types depend on what is around the body. So the whole is traced, not the body.
         return _TracedWhole(make(body.fn))
+    found = _found_quickly(name, body)
+    if found is not None:
+        return found
     proof = proof_of(*body.functions)
     if proof is None or proof.arrays:
         return _by_meaning(name, body, make)
     key = (name, proof.key, _kind(body.inputs), eager(), tracing_context())
     # The proof is kept with the program, since its key is of identities.
-    return _proved.get(key, lambda: (_by_meaning(name, body, make), proof))[0]
+    run = _proved.get(key, lambda: (_by_meaning(name, body, make), proof))[0]
+    _remember(name, body, proof, run)
+    return run
+
+
+class _Quick(NamedTuple):
+    """The program of the same function, over batches of the same pipeline, if all is as it was."""
+
+    proof: Proof
+    spec: Any
+    kind: Hashable
+    context: Any
+    run: Any
+
+
+_quick: weakref.WeakKeyDictionary[Any, dict[Hashable, _Quick]] = weakref.WeakKeyDictionary()
+
+
+def _remember(name: Hashable, body: Body, proof: Proof, run: Any) -> None:
+    fn = body.functions[0]
+    spec, kind = getattr(body.source, "spec", None), _kind(body.given)
+    if isinstance(fn, types.FunctionType) and spec is not None:
+        found = _quick.setdefault(fn, {})
+        if len(found) >= MOST:
+            found.clear()
+        found[name] = _Quick(proof, spec, kind, (eager(), tracing_context()), run)
+
+
+def _found_quickly(name: Hashable, body: Body) -> Any:
+    fn = body.functions[0]
+    if not isinstance(fn, types.FunctionType) or not hasattr(body.source, "spec"):
+        return None
+    found = _quick.get(fn, {}).get(name)
+    if found is None or body.source.spec is not found.spec or not found.proof.holds():
+        return None
+    if found.context != (eager(), tracing_context()) or _kind(body.given) != found.kind:
+        return None
+    return found.run
 
 
 def _by_meaning(name: Hashable, body: Body, make: Callable[[Callable[..., Any]], Any]) -> Any:
-    inputs: Any = body.inputs
-    traced, arrays = trace(body.fn, *inputs, compiled_only=eager())
-    if body.carries and not _is_carried(inputs[0], traced.result[0]):
+    traced, arrays = trace(body.fn, *body.inputs, compiled_only=eager())
+    if body.carries and not _is_carried(body.given, traced.result[0]):
         # A scan turns 0 into 0.0 for a body that makes floats of it, and traces it again.
         return _TracedWhole(make(body.fn))
 
@@ -90,19 +148,11 @@ def _is_carried(before: Any, after: Any) -> bool:
     return dtypes[0] == dtypes[1]
 
 
-class Body(NamedTuple):
-    """What a program calls in its loop."""
-
-    fn: Callable[..., Any]
-    functions: tuple[Any, ...]  # the user's, that `fn` calls; it depends on nothing else
-    inputs: tuple[Any, ...] | None  # what it is called with: arrays, or their specs; None: unknown
-    carries: bool = False  # what it returns first is what it gets first
-
-
 def forget_programs() -> None:
     """Drops all programs: for tests that count compilations."""
     _proved.clear()
     _compiled.clear()
+    _quick.clear()
 
 
 class _TracedWhole:
@@ -138,12 +188,9 @@ def over_steps(
 
         return scan_epoch
 
-    body = _body(source, carry, body_fn)
-    if feedback is None:
-        return program(("steps", steps, unroll), body, make)
-    # Feedback is traced with the state that the scan carries, so the whole is.
-    whole = body._replace(functions=(body_fn, feedback), inputs=None)
-    return program(("feedback", steps, unroll), whole, make)
+    functions = (body_fn,) if feedback is None else (body_fn, feedback)
+    body = Body(checked_body(body_fn), functions, carry, source, carries=True)
+    return program(("steps", steps, unroll), body, make)
 
 
 def over_rows(source: Any, carry: Any, body_fn: Any, unroll: int | bool) -> Any:
@@ -155,13 +202,5 @@ def over_rows(source: Any, carry: Any, body_fn: Any, unroll: int | bool) -> Any:
 
         return scan_rows
 
-    return program(("rows", unroll), _body(source, carry, body_fn), make)
-
-
-def _body(source: Any, carry: Any, body_fn: Any) -> Body:
-    return Body(checked_body(body_fn), (body_fn,), (carry, *specs_of_step(source)), carries=True)
-
-
-def specs_of_step(source: Any) -> tuple[Any, Any]:
-    """What a step gives: the batch and its mask."""
-    return source.element_spec(), jax.ShapeDtypeStruct(source.mask_shape, np.bool_)
+    body = Body(checked_body(body_fn), (body_fn,), carry, source, carries=True)
+    return program(("rows", unroll), body, make)
