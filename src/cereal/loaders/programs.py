@@ -10,9 +10,9 @@ no loaders, and are shared by all loaders.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import types
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -100,24 +100,28 @@ class _Quick(NamedTuple):
     run: Any
 
 
-_quick: weakref.WeakKeyDictionary[Any, dict[Hashable, _Quick]] = weakref.WeakKeyDictionary()
+# By the identity of a function, which its proof holds: of the latest, since a loop may make many.
+_quick: OrderedDict[int, dict[Hashable, _Quick]] = OrderedDict()
 
 
 def _remember(name: Hashable, body: Body, proof: Proof, run: Any) -> None:
     fn = body.functions[0]
     spec, kind = getattr(body.source, "spec", None), _kind(body.given)
     if isinstance(fn, types.FunctionType) and spec is not None:
-        found = _quick.setdefault(fn, {})
+        found = _quick.setdefault(id(fn), {})
         if len(found) >= MOST:
             found.clear()
         found[name] = _Quick(proof, spec, kind, (eager(), tracing_context()), run)
+        with contextlib.suppress(KeyError):  # another thread was first
+            while len(_quick) > MOST:
+                _quick.popitem(last=False)
 
 
 def _found_quickly(name: Hashable, body: Body) -> Any:
     fn = body.functions[0]
     if not isinstance(fn, types.FunctionType) or not hasattr(body.source, "spec"):
         return None
-    found = _quick.get(fn, {}).get(name)
+    found = _quick.get(id(fn), {}).get(name)
     if found is None or body.source.spec is not found.spec or not found.proof.holds():
         return None
     if found.context != (eager(), tracing_context()) or _kind(body.given) != found.kind:
@@ -152,6 +156,7 @@ def forget_programs() -> None:
     """Drops all programs: for tests that count compilations."""
     _proved.clear()
     _compiled.clear()
+    _quick.clear()
     _quick.clear()
 
 
