@@ -38,7 +38,7 @@ def is_library(thing: Any) -> bool:
             return thing.__name__ != "__main__"
         return is_library_file(getattr(thing, "__file__", None) or "")
     if isinstance(thing, type):
-        if thing.__module__.partition(".")[0] in ("builtins", "cereal"):
+        if thing.__module__.partition(".")[0] in ("builtins", "cereal", "jax", "jaxlib"):
             return True
         module = sys.modules.get(thing.__module__)
         return module is not None and is_library(module)

@@ -25,7 +25,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from .gathered import explicit_mesh
 from .inlined import run_inlined
 from .inner_functions import forget_seen, met_new
-from .library import is_library_file
+from .library import is_library, is_library_file
 from .unchanged import proof_of
 
 _trace_context = getattr(importlib.import_module("jax._src.config"), "trace_context", None)
@@ -176,7 +176,9 @@ class _Meaning:
             if found is None or found.arrays:
                 raise _DifferentError
             return (found.key, *map(_Kept, found.held))
-        return (type(value), value)
+        if hasattr(value, "callback_func"):  # what runs is looked at when it runs
+            return (type(value), _Same(value.callback_func), self.of(value.in_tree))
+        return (type(value), value if is_library(type(value)) else _Same(value))
 
 
 class _Kept:
@@ -190,6 +192,23 @@ class _Kept:
 
     def __hash__(self) -> int:
         return 0
+
+
+class _Same:
+    """Something of the user's, equal to itself alone, whatever its `__eq__` says."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+        parts = (
+            (thing.__self__, thing.__func__) if isinstance(thing, types.MethodType) else (thing,)
+        )
+        self._parts = tuple(map(id, parts))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._parts == other._parts
+
+    def __hash__(self) -> int:
+        return hash(self._parts)
 
 
 def _is_array(value: Any) -> bool:
