@@ -84,6 +84,7 @@ COMBINED: dict[str, Make] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*is larger than the data")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMBINED)
 def test_combined_files_give_what_combined_arrays_give(name: str, folder: Path) -> None:

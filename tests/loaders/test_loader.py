@@ -71,6 +71,7 @@ def test_all_ways_to_run_agree_and_resume(
     check_resume(loader)
 
 
+@pytest.mark.filterwarnings("ignore:.*is larger than the data")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "batch", "remainder"),

@@ -142,6 +142,7 @@ def test_a_mixture_of_texts_is_the_mixture_of_their_numbers(place: str, weights:
     mine.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*is larger than the data")
 def test_a_selection_of_host_elements_reads_survivors_only() -> None:
     chosen = cereal.select(NUMBER(texts(B)), lambda x: x % 3 == 0)
     check_by_index(DataLoader([chosen, HostMapTransform(lambda x: x), BATCH]),
@@ -289,7 +290,8 @@ def test_a_cache_after_a_host_stage_calls_it_once_per_element(where: str, tmp_pa
     assert called in (A, [0, *A])  # building looks at element 0
     if where == "folder":
         check_by_index(DataLoader([*stages, BATCH]), [x * x for x in A])
-        assert len(log.read_text().split()) <= len(called) + 1
+        # Opening a cache computes element 0 again for the spec, and four to compare them.
+        assert len(log.read_text().split()) <= len(called) + 5
 
 
 def squared(x: Any) -> Any:
