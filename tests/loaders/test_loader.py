@@ -291,13 +291,3 @@ def test_an_element_is_read_in_an_epoch_that_there_is(epoch: Any) -> None:
     loader = DataLoader([["a", "bb"], cereal.HostMapTransform(len)])
     with pytest.raises(cereal.PipelineError, match="`epoch` must be an integer of at least 0, got"):
         loader.read_element(0, epoch=epoch)
-
-
-def test_elements_of_arrays_in_memory_can_be_read() -> None:
-    source = cereal.ArraySampleSource({"x": np.arange(8) * 2, "y": np.arange(8) * 3})
-    double = cereal.MapTransform(lambda element: element["x"] * 2)
-    plain = cereal.DataLoader([source, cereal.BatchTransform(4)])
-    assert {name: int(value) for name, value in plain.read_element(3).items()} == {"x": 6, "y": 9}
-    parts = cereal.DataLoader([cereal.ConcatSource([source, source]), cereal.BatchTransform(4)])
-    assert int(parts.read_element(11)["y"]) == 9
-    assert int(cereal.DataLoader([source, double, cereal.BatchTransform(4)]).read_element(3)) == 12
