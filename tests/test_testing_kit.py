@@ -103,7 +103,7 @@ def test_a_source_that_counts_behind_the_users_back_fails() -> None:
         calls.append(1)
         return indices + len(calls)
 
-    with pytest.raises(AssertionError, match=r"Numbers(: take\(\[0\]\)|, step 0, under jit)"):
+    with pytest.raises(AssertionError, match="Numbers, step 0, asked twice"):
         check_source(Numbers(read_by=counting))
 
 

@@ -172,3 +172,30 @@ def test_the_context_of_a_trace_is_that_of_the_settings() -> None:
         with setting:
             assert tracing_context() != before
     assert before == tracing_context()
+
+
+class Alike:
+    """A callback; all of them are equal."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, x: Any) -> Any:
+        return np.asarray(x) * np.float32(self.by)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Alike)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def test_callbacks_are_the_same_only_if_they_are_one() -> None:
+    def asking(fn: Any) -> Any:
+        return trace(lambda x: jax.pure_callback(fn, jax.ShapeDtypeStruct((3,), x.dtype), x), X)[0]
+
+    one = Alike(1.0)
+    assert asking(one) == asking(one)
+    assert asking(one) != asking(Alike(2.0))
+    assert asking(one.__call__) == asking(one.__call__)
+    assert asking(one.__call__) != asking(Alike(2.0).__call__)

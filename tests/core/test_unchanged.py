@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import collections
 import dataclasses
 import enum
 import functools
 import os
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -112,6 +114,14 @@ MAY_CHANGE: dict[str, Any] = {
     "the environment": os.environ,
     "a random generator": np.random.default_rng(0),
     "a property of the run": jax.config,
+    "a row of a structured array": np.zeros(1, [("x", "f4")])[0],
+    "the system": os,
+    "a look at the environment": os.getenv,
+    "the clock": time.time,
+    "a file": open,
+    "a file of NumPy": np.load,
+    "text as code": eval,
+    "all globals": globals,
 }
 
 FIXED: dict[str, Any] = {
@@ -294,3 +304,43 @@ def test_arrays_are_named_apart() -> None:
     assert proof is not None
     assert len(proof.arrays) == 1
     assert proof.arrays[0] is ARRAY
+
+
+def test_an_array_of_another_shape_is_another_one() -> None:
+    array = np.arange(4)
+    proof: Any = proof_of(over(array))
+    array.shape = (2, 2)
+    assert not proof.holds()
+
+
+def test_a_function_that_gets_an_attribute_is_another_one() -> None:
+    fn: Any = over(1)
+    proof: Any = proof_of(fn)
+    fn.rate = 2.0
+    assert not proof.holds()
+
+
+def test_a_module_in_a_closure_is_looked_at_as_a_global_is() -> None:
+    library: Any = jax
+    assert proof_of(lambda: library.config.jax_enable_x64) is None
+    assert proof_of(lambda: library.numpy.pi) is not None
+
+
+def test_a_name_that_python_itself_gets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn() -> Any:
+        return cereal_test_rate  # type: ignore[name-defined]  # noqa: F821
+
+    proof: Any = proof_of(fn)
+    monkeypatch.setattr(builtins, "cereal_test_rate", 1.0, raising=False)
+    assert not proof.holds()
+
+
+def test_an_import_from_the_package_is_not_taken_for_a_library_of_that_name() -> None:
+    code = "def fn(x):\n    from .types import RATE\n    return x * RATE"
+    scope: dict[str, Any] = {"__package__": "mine"}
+    exec(code, scope)
+    assert proof_of(scope["fn"]) is None
+
+
+def test_an_attribute_may_have_the_name_of_a_built_in() -> None:
+    assert proof_of(lambda batch: batch.input + batch.vars) is not None

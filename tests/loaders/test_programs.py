@@ -243,3 +243,14 @@ def test_programs_go_with_their_loader() -> None:
     del loader, thing
     gc.collect()
     assert gone() is None
+
+
+def test_functions_that_a_loop_makes_are_not_kept() -> None:
+    loader = DataLoader([RangeSource(4), BatchTransform(2)])
+    made: list[weakref.ref[Any]] = []
+    for _ in range(3 * programs.MOST):
+        fn: Any = lambda c, b, m: (c + b.sum(), None)  # noqa: E731
+        made.append(weakref.ref(fn))
+        loader.scan_epoch(loader.init_state(0), 0, fn)
+    gc.collect()
+    assert sum(ref() is not None for ref in made) <= 2 * programs.MOST

@@ -38,7 +38,7 @@ def is_library(thing: Any) -> bool:
             return thing.__name__ != "__main__"
         return is_library_file(getattr(thing, "__file__", None) or "")
     if isinstance(thing, type):
-        if thing.__module__.partition(".")[0] in ("builtins", "cereal"):
+        if thing.__module__.partition(".")[0] in ("builtins", "cereal", "jax", "jaxlib"):
             return True
         module = sys.modules.get(thing.__module__)
         return module is not None and is_library(module)
@@ -53,7 +53,7 @@ def names_in(code: types.CodeType) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _imports_in(code: types.CodeType) -> tuple[tuple[str, int], ...]:
+def imports_in(code: types.CodeType) -> tuple[tuple[str, int], ...]:
     """What `import` lines in a function name, and from how many packages above."""
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
     return tuple(
@@ -65,7 +65,7 @@ def _imports_in(code: types.CodeType) -> tuple[tuple[str, int], ...]:
 
 def imported_in(code: types.CodeType, package: str | None) -> list[types.ModuleType]:
     """The user's modules that a function imports inside of it."""
-    found = [_users_module("." * level + name, package) for name, level in _imports_in(code)]
+    found = [_users_module("." * level + name, package) for name, level in imports_in(code)]
     return [module for module in found if module is not None]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 import types
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -23,11 +24,13 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from .gathered import explicit_mesh
 from .inlined import run_inlined
-from .library import is_library_file
+from .inner_functions import forget_seen, met_new
+from .library import is_library, is_library_file
 from .unchanged import proof_of
 
 _trace_context = getattr(importlib.import_module("jax._src.config"), "trace_context", None)
 _RULES = {"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees", "jvp_jaxpr_thunk"}
+_OWN_RULES = re.compile(r"[/\\](jax|optax|flax|cereal)[/\\](?!.*custom_derivatives)")
 _PLAIN = (int, str, bytes, bool, type(None))
 _PYTHON = (types.FunctionType, types.MethodType, functools.partial)
 
@@ -74,11 +77,18 @@ def trace(
 
     `compiled_only`: nobody will differentiate or map it, so rules for that do not count.
     """
-    # A new function every time: JAX keeps traces by the identity of the function.
-    closed, result = jax.make_jaxpr(lambda *args: fn(*args), return_shape=True)(*args)
+    forget_seen()
+    closed, result = _traced_anew(fn, args)
+    if met_new(closed):
+        closed, result = _traced_anew(fn, args)
     consts = [_own(const) for const in closed.consts]
     opened = _opened(closed, consts, jax.tree.leaves(args)) if consts else closed
     return Traced(opened, result, compiled_only=compiled_only), consts
+
+
+def _traced_anew(fn: Callable[..., Any], args: Any) -> tuple[ClosedJaxpr, Any]:
+    # A new function every time: JAX keeps traces by the identity of the function.
+    return jax.make_jaxpr(lambda *args: fn(*args), return_shape=True)(*args)
 
 
 def _opened(closed: ClosedJaxpr, consts: list[Any], leaves: list[Any]) -> ClosedJaxpr:
@@ -166,7 +176,9 @@ class _Meaning:
             if found is None or found.arrays:
                 raise _DifferentError
             return (found.key, *map(_Kept, found.held))
-        return (type(value), value)
+        if hasattr(value, "callback_func"):  # what runs is looked at when it runs
+            return (type(value), _Same(value.callback_func), self.of(value.in_tree))
+        return (type(value), value if is_library(type(value)) else _Same(value))
 
 
 class _Kept:
@@ -182,6 +194,23 @@ class _Kept:
         return 0
 
 
+class _Same:
+    """Something of the user's, equal to itself alone, whatever its `__eq__` says."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+        parts = (
+            (thing.__self__, thing.__func__) if isinstance(thing, types.MethodType) else (thing,)
+        )
+        self._parts = tuple(map(id, parts))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._parts == other._parts
+
+    def __hash__(self) -> int:
+        return hash(self._parts)
+
+
 def _is_array(value: Any) -> bool:
     return hasattr(value, "__array__") and hasattr(value, "dtype") and hasattr(value, "shape")
 
@@ -194,10 +223,14 @@ def _content(value: Any) -> Hashable:
 
 
 def _of_library(call: Any) -> bool:
-    """Whether a function with a rule of its own is a library's, such as `jax.nn.relu`."""
+    """Whether a function with a rule of its own is a library's, such as `jax.nn.relu`.
+
+    Not one that a library made around a function of the user's: `jax.custom_gradient`, and all that
+    Equinox has of this kind.
+    """
     info = getattr(getattr(call, "jaxpr", call), "debug_info", None)
     name = getattr(info, "func_filename", None) or _file_of(getattr(info, "func_src_info", ""))
-    return bool(name) and is_library_file(name)
+    return bool(name) and is_library_file(name) and bool(_OWN_RULES.search(name))
 
 
 @functools.lru_cache(maxsize=256)

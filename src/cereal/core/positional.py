@@ -21,6 +21,7 @@ from .permutation import MAX_HOST, MAX_TRACED
 from .position import Remainder
 from .rows import Plan, Rows, narrow
 from .source import Mask, Source
+from .spec import without_weak_types
 from .state import Fingerprint, PipelineState, check_state, start_state
 
 T_co = TypeVar("T_co", covariant=True)
@@ -320,7 +321,7 @@ class IndexedSource(Positional[T_co]):
     def read(self, rows: Rows) -> tuple[T_co, Any]:
         """Reads rows of one axis, or a single row."""
         if rows.index.ndim == 1:
-            return self.take(narrow(rows.index)), rows.valid
+            return without_weak_types(self.take(narrow(rows.index))), rows.valid
         values, mask = self.read(rows.reshape(1))
         return jax.tree.map(lambda x: x[0], values), None if mask is None else mask[0]
 

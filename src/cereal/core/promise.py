@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .errors import CerealError, PipelineError
 from .rows import KEY_TYPE
 from .source import Source
-from .spec import Spec, format_spec
+from .spec import Spec, format_spec, strong
 from .taken import check_arrays
 from .traced_stage import checked, spec_of_result, traced_stage
 
@@ -49,8 +49,11 @@ def infer_spec(
 
 
 def as_built(stage: Stage[Any, Any], values: Any, spec: Spec, drop: int) -> Any:
-    """The values as arrays, after checking that they are what the built pipeline promised."""
-    values = jax.tree.map(jnp.asarray, checked(stage, values))
+    """The values as arrays, after checking that they are what the built pipeline promised.
+
+    None has a weak type: `batch * bfloat16` must not depend on who asks for the batch.
+    """
+    values = jax.tree.map(strong, checked(stage, values))
     now = Spec(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[drop:], x.dtype), values))
     if now != spec:
         raise PipelineError(

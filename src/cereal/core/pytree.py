@@ -55,7 +55,7 @@ def pytree_dataclass(cls: type[C]) -> type[C]:
     data, static = _fields(made)
     keys = tuple(jax.tree_util.GetAttrKey(name) for name in data)
     names, new = data + static, object.__new__
-    with_code = carries_code(made)
+    with_code = _carries_code(made)
 
     def flatten(node: Any) -> tuple[Any, Any]:
         get = node.__dict__.__getitem__
@@ -78,16 +78,23 @@ def pytree_dataclass(cls: type[C]) -> type[C]:
         return node
 
     made_classes.append(made)
+    made._numbered = with_code  # type: ignore[attr-defined]
     return _register(made, flatten, flatten_with_keys, unflatten)
 
 
-def carries_code(cls: type) -> bool:
-    """Whether nodes of this class have a place for the number of their code (`user_code`).
+def is_numbered(node: Any) -> bool:
+    """Whether this node has a place for the number of its code (`user_code`) in its structure.
+
+    Not a class of another library's making (Equinox, Flax), though it is a pytree as well.
+    """
+    return vars(type(node)).get("_numbered", False)
+
+
+def _carries_code(cls: type) -> bool:
+    """Whether nodes of this class have such a place.
 
     Those of the user's classes do, and those that hold a function of the user's.
     """
-    if not hasattr(cls, "__dataclass_fields__"):
-        return False
     return getattr(cls, "holds_code", cls.__module__.partition(".")[0] != "cereal")
 
 

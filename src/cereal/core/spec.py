@@ -131,6 +131,11 @@ def strong(leaf: Any) -> Any:
     return jax.lax.convert_element_type(array, array.dtype)
 
 
+def without_weak_types(tree: Any) -> Any:
+    """The same arrays, on the host as they are: only those of JAX may have a weak type."""
+    return jax.tree.map(lambda x: strong(x) if getattr(x, "weak_type", False) else x, tree)
+
+
 def at_least_float32(dtype: Any) -> Any:
     """The dtype to calculate in: this one, or float32 if this is narrower (or no float).
 

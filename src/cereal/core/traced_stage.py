@@ -217,9 +217,11 @@ def _leaves(*stages: TracedStage) -> tuple[list[Any], ...]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two arrays are one, or were made of the same values of NumPy."""
+    """Whether two arrays are one, or were made of the same values of NumPy, to the bit."""
     if a is b:
         return True
     if not is_concrete(a) or not is_concrete(b) or a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return bool(np.array_equal(np.asarray(a), np.asarray(b)))
+    if a.is_deleted() or b.is_deleted() or jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        return False
+    return np.array_equal(*(np.asarray(x).reshape(-1).view(np.uint8) for x in (a, b)))

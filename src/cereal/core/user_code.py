@@ -24,10 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .held import Held
+from .library import is_library
 from .meaning import trace, tracing_context
-from .pytree import carries_code, set_copy
+from .node_proof import proof_of_node
+from .pytree import is_numbered, set_copy
 from .rows import rows_at
-from .unchanged import Proof, proof_of, proof_of_class
+from .unchanged import Proof
 
 N = TypeVar("N")
 _MOST = 256
@@ -71,7 +73,7 @@ def _is_enough(seen: _Seen, thorough: bool) -> bool:
 
 def _numbered(source: Any, state: Any) -> _Seen:
     carriers = _carriers(source)
-    proofs, context = tuple(map(_proof, carriers)), tracing_context()
+    proofs, context = tuple(map(proof_of_node, carriers)), tracing_context()
     first = set_copy(carriers[0])
     first.__dict__["_code"] = _number_of(source, state)
     made = jax.tree.map(lambda x: first if x is carriers[0] else x, source, is_leaf=_is_whole)
@@ -88,18 +90,19 @@ def _carriers(source: Any) -> list[Any]:
 
 
 def _is_carrier(node: Any) -> bool:
-    if isinstance(node, Held):
-        return callable(node.fixed)
-    return carries_code(type(node))
+    return is_numbered(node) and (not isinstance(node, Held) or _is_users(node))
+
+
+def _is_users(held: Held) -> bool:
+    """Whether the user's code runs when this is used."""
+    if held.fixed is not None:
+        return callable(held.fixed) or not is_library(type(held.fixed))
+    return callable(held.tree) or not is_library(type(held.tree))
 
 
 def _is_whole(node: Any) -> bool:
     """What is not to be taken apart: a stage that knows its Python would forget it."""
     return _is_carrier(node) or hasattr(node, "watched")
-
-
-def _proof(node: Any) -> Proof | None:
-    return proof_of(node.fixed) if isinstance(node, Held) else proof_of_class(type(node))
 
 
 def _number_of(source: Any, state: Any) -> int:

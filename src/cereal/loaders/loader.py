@@ -341,7 +341,7 @@ class DataLoader(Generic[T]):
         _check_count("epoch", epoch, 0)
         words = to_host(key_words(key))
         rows = routed_at(source, np.array([whole]), words, epoch)
-        if source.produces:
+        if source.host and source.produces:
             found = source.produce(rows).element(0)
             if found is SKIPPED:
                 why = "the iterator has ended" if source.unknown_length else "it is filtered out"

@@ -10,9 +10,9 @@ no loaders, and are shared by all loaders.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import types
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -59,6 +59,7 @@ class Body(NamedTuple):
     functions: tuple[Any, ...]  # the user's, that `fn` calls; it depends on nothing else
     given: Any  # arrays: a carry, or arguments
     source: Any  # whose batches they are
+    carries: bool = False  # what it returns first is what it is given next
 
     @property
     def inputs(self) -> tuple[Any, ...]:
@@ -99,24 +100,28 @@ class _Quick(NamedTuple):
     run: Any
 
 
-_quick: weakref.WeakKeyDictionary[Any, dict[Hashable, _Quick]] = weakref.WeakKeyDictionary()
+# By the identity of a function, which its proof holds: of the latest, since a loop may make many.
+_quick: OrderedDict[int, dict[Hashable, _Quick]] = OrderedDict()
 
 
 def _remember(name: Hashable, body: Body, proof: Proof, run: Any) -> None:
     fn = body.functions[0]
     spec, kind = getattr(body.source, "spec", None), _kind(body.given)
     if isinstance(fn, types.FunctionType) and spec is not None:
-        found = _quick.setdefault(fn, {})
+        found = _quick.setdefault(id(fn), {})
         if len(found) >= MOST:
             found.clear()
         found[name] = _Quick(proof, spec, kind, (eager(), tracing_context()), run)
+        with contextlib.suppress(KeyError):  # another thread was first
+            while len(_quick) > MOST:
+                _quick.popitem(last=False)
 
 
 def _found_quickly(name: Hashable, body: Body) -> Any:
     fn = body.functions[0]
     if not isinstance(fn, types.FunctionType) or not hasattr(body.source, "spec"):
         return None
-    found = _quick.get(fn, {}).get(name)
+    found = _quick.get(id(fn), {}).get(name)
     if found is None or body.source.spec is not found.spec or not found.proof.holds():
         return None
     if found.context != (eager(), tracing_context()) or _kind(body.given) != found.kind:
@@ -126,6 +131,9 @@ def _found_quickly(name: Hashable, body: Body) -> Any:
 
 def _by_meaning(name: Hashable, body: Body, make: Callable[[Callable[..., Any]], Any]) -> Any:
     traced, arrays = trace(body.fn, *body.inputs, compiled_only=eager())
+    if body.carries and not _is_carried(body.given, traced.result[0]):
+        # A scan turns 0 into 0.0 for a body that makes floats of it, and traces it again.
+        return _TracedWhole(make(body.fn))
 
     def run(arrays: Any, *args: Any) -> Any:
         return make(lambda *inputs: traced(arrays, jax.tree.leaves(inputs)))(*args)
@@ -138,10 +146,17 @@ def _kind(values: Any) -> Hashable:
     return structure, tuple(map(jax.typeof, leaves))
 
 
+def _is_carried(before: Any, after: Any) -> bool:
+    """Whether a carry keeps its dtypes."""
+    dtypes = [[jax.typeof(x).dtype for x in jax.tree.leaves(tree)] for tree in (before, after)]
+    return dtypes[0] == dtypes[1]
+
+
 def forget_programs() -> None:
     """Drops all programs: for tests that count compilations."""
     _proved.clear()
     _compiled.clear()
+    _quick.clear()
     _quick.clear()
 
 
@@ -179,7 +194,7 @@ def over_steps(
         return scan_epoch
 
     functions = (body_fn,) if feedback is None else (body_fn, feedback)
-    body = Body(checked_body(body_fn), functions, carry, source)
+    body = Body(checked_body(body_fn), functions, carry, source, carries=True)
     return program(("steps", steps, unroll), body, make)
 
 
@@ -192,5 +207,5 @@ def over_rows(source: Any, carry: Any, body_fn: Any, unroll: int | bool) -> Any:
 
         return scan_rows
 
-    body = Body(checked_body(body_fn), (body_fn,), carry, source)
+    body = Body(checked_body(body_fn), (body_fn,), carry, source, carries=True)
     return program(("rows", unroll), body, make)

@@ -1,0 +1,77 @@
+"""Functions of the user's that JAX traces inside of a trace: bodies of scans, branches, and so on.
+
+JAX keeps their traces by the identity of the function, and gives the old one when what they refer
+to has changed. So they are forgotten before their program is traced again. Not those under the
+user's own `jax.jit`, which promises to keep them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from .library import is_library_file
+
+# A bet on private names (`tests/core/test_inner_functions.py` fails when it is lost).
+_CACHES = {"interpreters.partial_eval": "trace_to_jaxpr", "ad_checkpoint": "_trace_to_jaxpr"}
+_JIT = ("jit", "pjit")
+_seen: set[tuple[str, int]] = set()  # file and line
+
+
+def forget_seen() -> None:
+    """Makes JAX forget the traces of all such functions that were met so far."""
+    if _seen:
+        _forget(_seen)
+
+
+def met_new(closed: Any) -> bool:
+    """Whether a program has such functions that are new here: then it must be traced once more."""
+    new = {place for info in _inside(closed) if (place := _place(info))} - _seen
+    _seen.update(new)
+    return bool(new) and _forget(new)
+
+
+def _forget(places: set[tuple[str, int]]) -> bool:
+    found = False
+    for cache in _caches():
+        kept = {id(fn): fn for key in cache.cache_keys() if (fn := key[0]()) is not None}
+        for fn in kept.values():
+            if _defined(fn) in places:
+                cache.evict_weakref(fn)
+                found = True
+    return found
+
+
+@functools.cache
+def _caches() -> list[Any]:
+    modules = {importlib.import_module(f"jax._src.{name}"): name for name in _CACHES}
+    found = [getattr(module, _CACHES[name], None) for module, name in modules.items()]
+    return [x for x in found if hasattr(x, "cache_keys") and hasattr(x, "evict_weakref")]
+
+
+def _defined(fn: Any) -> tuple[str, int] | None:
+    code = getattr(fn, "__code__", None)
+    return None if code is None else (code.co_filename, code.co_firstlineno)
+
+
+def _inside(program: Any) -> Iterator[str]:
+    """Where the functions inside of a program were written."""
+    for eqn in getattr(program, "jaxpr", program).eqns:
+        if eqn.primitive.name not in _JIT:
+            for value in eqn.params.values():
+                for each in value if isinstance(value, tuple | list) else (value,):
+                    if isinstance(each, Jaxpr | ClosedJaxpr):
+                        inner: Any = each
+                        yield getattr(inner, "jaxpr", inner).debug_info.func_src_info or ""
+                        yield from _inside(inner)
+
+
+@functools.lru_cache(maxsize=1024)
+def _place(info: str) -> tuple[str, int] | None:
+    """The file and line in "body at /home/me/train.py:52", if it is the user's."""
+    name, _, line = info.partition(" at ")[2].rpartition(":")
+    return (name, int(line)) if line.isdigit() and not is_library_file(name) else None
