@@ -7,6 +7,7 @@ user's own `jax.jit`, which promises to keep them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ def met_new(closed: Any) -> bool:
 def _forget(places: set[tuple[str, int]]) -> bool:
     found = False
     for cache in _caches():
-        kept = {id(fn): fn for key in cache.cache_keys() if (fn := key[0]()) is not None}
+        kept = {id(fn): fn for key in cache.cache_keys() if (fn := _function(key)) is not None}
         for fn in kept.values():
             if _defined(fn) in places:
                 cache.evict_weakref(fn)
@@ -46,10 +47,18 @@ def _forget(places: set[tuple[str, int]]) -> bool:
     return found
 
 
+def _function(key: Any) -> Any:
+    """The function of an entry, which refers to it weakly."""
+    return key[0]() if isinstance(key, tuple) and key and callable(key[0]) else None
+
+
 @functools.cache
 def _caches() -> list[Any]:
-    modules = {importlib.import_module(f"jax._src.{name}"): name for name in _CACHES}
-    found = [getattr(module, _CACHES[name], None) for module, name in modules.items()]
+    """JAX's tables of traces; none where they are elsewhere, and then JAX's rule holds."""
+    found = []
+    for module, name in _CACHES.items():
+        with contextlib.suppress(ImportError):
+            found.append(getattr(importlib.import_module(f"jax._src.{module}"), name, None))
     return [x for x in found if hasattr(x, "cache_keys") and hasattr(x, "evict_weakref")]
 
 
@@ -66,7 +75,8 @@ def _inside(program: Any) -> Iterator[str]:
                 for each in value if isinstance(value, tuple | list) else (value,):
                     if isinstance(each, Jaxpr | ClosedJaxpr):
                         inner: Any = each
-                        yield getattr(inner, "jaxpr", inner).debug_info.func_src_info or ""
+                        info = getattr(getattr(inner, "jaxpr", inner), "debug_info", None)
+                        yield getattr(info, "func_src_info", None) or ""
                         yield from _inside(inner)
 
 

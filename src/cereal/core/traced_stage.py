@@ -224,4 +224,5 @@ def _same(a: Any, b: Any) -> bool:
         return False
     if a.is_deleted() or b.is_deleted() or jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
         return False
-    return np.array_equal(*(np.asarray(x).reshape(-1).view(np.uint8) for x in (a, b)))
+    one, other = (np.asarray(x).reshape(-1).view(np.uint8) for x in (a, b))
+    return np.array_equal(one, other)
