@@ -124,7 +124,7 @@ def test_what_collate_functions_and_callbacks_give_is_refused(array, words):
 
 
 def test_single_numbers_beyond_float32_are_no_numbers_for_jax():
-    with pytest.raises(PipelineError, match="nor a number that fits JAX's types"):
+    with pytest.raises(PipelineError, match=rf"`element`: {FLOAT}"):
         first([1e300, 2.0, 3.0])
     with pytest.raises(PipelineError, match=rf"`element`: {FLOAT}"):
         first([1.0, 1e300, 3.0])

@@ -74,6 +74,21 @@ def threads_switch_often() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+def test_a_thread_that_comes_when_all_is_taken_is_not_warned() -> None:
+    loader = DataLoader([RangeSource(4), BatchTransform(2)])
+    batches = loader.iterate()
+    assert len(list(batches)) == 2
+    seen: list[Any] = []
+    loops = batches._loops
+    thread = threading.Thread(target=lambda: seen.append(list(batches)))  # warnings are errors
+    thread.start()
+    thread.join()
+    assert seen == [[]]
+    batches._loops = loops
+    with pytest.warns(cereal.EpochWarning, match="has handed out all its batches"):
+        iter(batches)
+
+
 @pytest.mark.usefixtures("threads_switch_often")
 @pytest.mark.parametrize("kind", PIPELINES)
 def test_no_batch_is_lost_or_given_twice(kind: str) -> None:

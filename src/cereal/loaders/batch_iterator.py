@@ -45,10 +45,12 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
         # wait at the first, and the thread that has it already is refused at the second.
         self._turn, self._busy = threading.RLock(), threading.Lock()
         self._loops, self._ended = 0, False
+        self._ended_in = 0  # the thread whose loop came to the end
 
     def __iter__(self) -> BatchIterator[T]:
         # Only if one loop took it all: `while chunk := list(islice(batches, 8))` asks once more.
-        if self._ended and self._loops == 1:
+        # And only in its thread: one of several that share it may come when all is taken.
+        if self._ended and self._loops == 1 and self._ended_in == threading.get_ident():
             warnings.warn(
                 "this iterator has handed out all its batches, and a loop over it does nothing; "
                 "for the next epoch write `batches = loader.iterate(batches.state)`, and for "
@@ -91,7 +93,7 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
             self.close()
             if not self._ended:
                 self._note_end()
-            self._ended = True
+            self._ended, self._ended_in = True, threading.get_ident()
             raise StopIteration
 
     def _note_end(self) -> None:
