@@ -17,7 +17,7 @@ LABELS = np.arange(N, dtype=np.int32)
 
 def rows(loader: DataLoader[Any], state: Any = None, epochs: int = 1) -> Any:
     """All that an iteration gives, without padding, stacked."""
-    parts = []
+    parts, state = [], loader.init_state(0) if state is None else state
     for batch, mask in loader.iterate(state, epochs=epochs):
         parts.append(jax.tree.map(lambda x, mask=mask: np.asarray(x)[np.asarray(mask)], batch))
     return jax.tree.map(lambda *each: np.concatenate(each), *parts)
@@ -35,7 +35,7 @@ def part(wanted: Any, begin: int, end: int | None = None) -> Any:
     return jax.tree.map(lambda x: x[begin:end], wanted)
 
 
-def loader_of(first: Any, workers: int = 2) -> DataLoader[Any]:
+def loader_of(first: Any, workers: int | None = 2) -> DataLoader[Any]:
     return DataLoader([first, BatchTransform(BATCH, pad_last_batch=True)], workers=workers)
 
 

@@ -114,7 +114,7 @@ def test_it_becomes_arrays_in_one_call(source: Any) -> None:
 
 def test_the_whole_as_arrays_is_a_pipelines_data(stored: dict[str, Any]) -> None:
     whole = tfds.as_numpy(stored["tfrecord"].as_dataset(split="train", batch_size=-1))
-    loader = loader_of(whole)
+    loader = loader_of(whole, workers=None)
     assert "ArraySampleSource" in repr(loader)
     equal(rows(loader), WANTED)
 

@@ -93,7 +93,8 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
             self.close()
             if not self._ended:
                 self._note_end()
-            self._ended, self._ended_in = True, threading.get_ident()
+                self._ended_in = threading.get_ident()
+            self._ended = True
             raise StopIteration
 
     def _note_end(self) -> None:
