@@ -97,7 +97,7 @@ CASES += [(by_scan_epoch, "captured"), (by_scan_epoch, "in a cycle"), (by_next_b
 
 
 @pytest.mark.parametrize(("road", "how"), CASES)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_loader_that_dies_under_a_running_program_is_read_to_the_end(
     road: Callable[..., Any], how: str, workers: int
 ) -> None:

@@ -212,7 +212,10 @@ def test_a_global_dict_of_mixed_keys_may_be_used() -> None:
     assert scanned(loader, lambda total, b, m: (total + b.sum() * MIXED[None], None)) == 16 * 3
 
 
-def test_the_latest_programs_are_kept_and_the_oldest_made_anew() -> None:
+def test_the_latest_programs_are_kept_and_the_oldest_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(programs, "MOST", 4)
     loader = make_loader([])
 
     def times(number: int) -> Fn:
