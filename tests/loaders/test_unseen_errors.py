@@ -186,7 +186,8 @@ loader = cereal.DataLoader([source, cereal.BatchTransform(4)], workers=1)
 state = jax.device_put(loader.init_state(0), NamedSharding(mesh, PartitionSpec()))
 step = jax.jit(lambda loader, state: loader.next_batch(state))
 for _ in range(2):
-    batch, state, mask = jax.block_until_ready(step(loader, state))
+    batch, state, mask = step(loader, state)
+    batch.block_until_ready()  # not of the state, which would raise an error that is known by now
 log = open(1, "w", closefd=False)
 log.write("buffered")
 import atexit, logging
