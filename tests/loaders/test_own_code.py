@@ -126,6 +126,37 @@ def test_so_does_a_stage_over_one(source: Any) -> None:
         assert loader.next_batch(loader.init_state(0))[0].tolist() == [0.0, scale]
 
 
+def seen(batch: Any, mask: Any) -> None:
+    SEEN.append(float(batch.sum()))
+
+
+SEEN: list[float] = []
+READ = cereal.DiskSampleSource(4, np.float32, ordering="sequential")
+BESIDE: dict[str, Any] = {
+    "a callback": lambda: [Configured(), BatchTransform(2), cereal.HostCallbackTransform(seen)],
+    "a stream and a callback": lambda: [
+        Walk(),
+        BatchTransform(2),
+        cereal.HostCallbackTransform(seen),
+    ],
+    "data on the host": lambda: [ConcatSource([Configured(), READ]), BatchTransform(2)],
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_so_does_one_beside_what_python_runs(kind: str) -> None:
+    with DataLoader(BESIDE[kind]()) as loader:
+        for scale in (1.0, 3.0, 1.0):
+            CONFIG.scale = scale
+            for found in list(epochs(loader).values())[:2]:
+                assert found[:4] == [scale * number for number in range(4)]
+            batch = next(loader.iterate(loader.init_state(0)))[0]
+            assert batch.tolist() == [0.0, scale]
+        with compilations() as made:
+            epochs(loader)
+    assert made() == 0
+
+
 def test_so_does_a_users_stream() -> None:
     loader = DataLoader([Walk(), BatchTransform(2)])
     for scale in (1.0, 3.0, 1.0):

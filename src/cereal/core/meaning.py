@@ -41,11 +41,11 @@ class Traced:
     Equal to others that mean the same. `consts` are the arrays that it closes over, apart.
     """
 
-    def __init__(self, closed: ClosedJaxpr, result: Any, *, compiled_only: bool) -> None:
+    def __init__(self, closed: ClosedJaxpr, result: Any, meaning: _Meaning) -> None:
         self.result = result  # a tree of specs
         self._closed, self._out_tree = closed, jax.tree.structure(result)
         try:
-            self.meaning: Hashable = (_Meaning(compiled_only).of(closed), self._out_tree)
+            self.meaning: Hashable = (meaning.of(closed), self._out_tree)
             self._hash = hash(self.meaning)
         except (_DifferentError, TypeError):
             self.meaning = None  # different from all others
@@ -71,11 +71,13 @@ class Traced:
 
 
 def trace(
-    fn: Callable[..., Any], *args: Any, compiled_only: bool = False
+    fn: Callable[..., Any], *args: Any, compiled_only: bool = False, of_pipeline: bool = False
 ) -> tuple[Traced, list[Any]]:
     """The function as a program, and the arrays that it closes over.
 
     `compiled_only`: nobody will differentiate or map it, so rules for that do not count.
+    `of_pipeline`: it is compared with others of the same structure, in which all stands that
+    callbacks of cereal depend on; these are made anew in every trace.
     """
     forget_seen()
     closed, result = _traced_anew(fn, args)
@@ -83,7 +85,7 @@ def trace(
         closed, result = _traced_anew(fn, args)
     consts = [_own(const) for const in closed.consts]
     opened = _opened(closed, consts, jax.tree.leaves(args)) if consts else closed
-    return Traced(opened, result, compiled_only=compiled_only), consts
+    return Traced(opened, result, _Meaning(compiled_only, of_pipeline)), consts
 
 
 def _traced_anew(fn: Callable[..., Any], args: Any) -> tuple[ClosedJaxpr, Any]:
@@ -123,8 +125,8 @@ class _DifferentError(Exception):
 class _Meaning:
     """Makes values of programs that are equal if the programs do the same."""
 
-    def __init__(self, compiled_only: bool) -> None:
-        self._compiled_only = compiled_only
+    def __init__(self, compiled_only: bool, of_pipeline: bool) -> None:
+        self._compiled_only, self._of_pipeline = compiled_only, of_pipeline
 
     def of_jaxpr(self, jaxpr: Jaxpr) -> Hashable:
         numbers: dict[Any, int] = {}
@@ -177,8 +179,15 @@ class _Meaning:
                 raise _DifferentError
             return (found.key, *map(_Kept, found.held))
         if hasattr(value, "callback_func"):  # what runs is looked at when it runs
+            if self._of_pipeline and _is_ours(value.callback_func):
+                return (type(value), value.callback_func.__code__, self.of(value.in_tree))
             return (type(value), _Same(value.callback_func), self.of(value.in_tree))
         return (type(value), value if is_library(type(value)) else _Same(value))
+
+
+def _is_ours(fn: Any) -> bool:
+    module = getattr(fn, "__module__", None) or ""
+    return isinstance(fn, types.FunctionType) and module.partition(".")[0] == "cereal"
 
 
 class _Kept:

@@ -83,10 +83,19 @@ def _numbered(source: Any, state: Any) -> _Seen:
 
 
 def _carriers(source: Any) -> list[Any]:
-    """What has code of the user's in it; none where Python runs it, which is never stale."""
-    if source.host or source.callbacks:
-        return []
-    return [x for x in jax.tree.leaves(source, is_leaf=_is_carrier) if _is_carrier(x)]
+    """What has compiled code of the user's in it. What Python runs is never stale."""
+    found = [x for x in jax.tree.leaves(source, is_leaf=_is_carrier) if _is_carrier(x)]
+    if source.host:
+        return [x for x in found if _is_compiled_source(x)]
+    return [x for x in found if not _is_callback(x, source)]
+
+
+def _is_compiled_source(node: Any) -> bool:
+    return hasattr(node, "read") and not node.host
+
+
+def _is_callback(node: Any, source: Any) -> bool:
+    return isinstance(node, Held) and any(node.fixed is each for each in source.callbacks)
 
 
 def _is_carrier(node: Any) -> bool:
@@ -107,14 +116,17 @@ def _is_whole(node: Any) -> bool:
 
 def _number_of(source: Any, state: Any) -> int:
     """The number of what a step of the pipeline traces to, its order aside."""
-    if hasattr(source, "read"):
-        rows = jax.eval_shape(lambda: rows_at(jnp.zeros(source.lanes, jnp.int32)))
-        traced, arrays = trace(lambda source, rows: source.read(source.route(rows)), source, rows)
+    if source.host:  # a whole step would read data; what is compiled of it are the sources
+        found = [_traced_read(each, ()) for each in _carriers(source)]
+    elif hasattr(source, "read"):
+        found = [_traced_read(source, source.lanes)]
     else:
-        traced, arrays = trace(lambda source, state: source.step(state), source, state)
-    if traced.meaning is None:
+        step = lambda source, state: source.step(state)  # noqa: E731
+        found = [trace(step, source, state, of_pipeline=True)]
+    if any(traced.meaning is None for traced, _ in found):
         return next(_next_number)
-    key = (traced, tuple(map(_name_of, arrays)))
+    arrays = [array for _, each in found for array in each]
+    key = (tuple(traced for traced, _ in found), tuple(map(_name_of, arrays)))
     with _lock:
         # The arrays are kept, since the number is one of these very arrays.
         found = _known.pop(key, None) or (next(_next_number), arrays)
@@ -122,6 +134,12 @@ def _number_of(source: Any, state: Any) -> int:
         if len(_known) > _MOST:
             _known.popitem(last=False)
         return found[0]
+
+
+def _traced_read(source: Any, lanes: tuple[int, ...]) -> Any:
+    rows = jax.eval_shape(lambda: rows_at(jnp.zeros(lanes or (1,), jnp.int32)))
+    read = lambda source, rows: source.read(source.route(rows))  # noqa: E731
+    return trace(read, source, rows, of_pipeline=True)
 
 
 def _name_of(array: Any) -> Any:
