@@ -16,27 +16,13 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
+from tests.loaders.squares import B, N, at, make, square
 
 from cereal import BatchTransform, DataLoader, DiskSampleSource
 
 pytestmark = pytest.mark.slow
 
-N, B = 40, 4
 LIMIT = 120  # seconds: a hang
-
-
-def make(fn: Any, **options: Any) -> DataLoader[Any]:
-    spec = jax.ShapeDtypeStruct((), np.int32)
-    source = DiskSampleSource(N, fn, sample_spec=spec, ordering="sequential")
-    return DataLoader([source, BatchTransform(B)], **{"workers": 1, "prefetch": 2, **options})
-
-
-def square(i: int) -> np.int32:
-    return np.int32(i * i)
-
-
-def at(step: int) -> list[int]:
-    return [(i % N) ** 2 for i in range(step * B, (step + 1) * B)]
 
 
 def mesh_of(devices: int) -> Any:

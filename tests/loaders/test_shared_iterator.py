@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.core.counter import Counter
 
 import cereal
 from cereal import (
@@ -25,23 +25,6 @@ from cereal import (
 )
 
 N, B = 600, 3
-
-
-@cereal.pytree_dataclass
-class Counter(cereal.Source[Any]):
-    """A stream: its state is what it has counted to."""
-
-    steps_per_epoch: int = cereal.static_field(default=N)
-
-    def element_spec(self) -> Any:
-        return jax.ShapeDtypeStruct((), jnp.int32)
-
-    def init_state(self, key: Any) -> Any:
-        del key
-        return jnp.int32(0)
-
-    def next(self, state: Any) -> Any:
-        return state, jnp.bool_(True), state + 1
 
 
 def watched(batch: Any, mask: Any) -> None:
@@ -60,7 +43,7 @@ PIPELINES: dict[str, Callable[[], list[Any]]] = {
     "arrays": lambda: [RangeSource(N), BatchTransform(B)],
     "map": lambda: [RangeSource(N), MapTransform(same), BatchTransform(B)],
     "callback": lambda: [RangeSource(N), BatchTransform(B), HostCallbackTransform(watched)],
-    "stream": lambda: [Counter(), BatchTransform(B)],
+    "stream": lambda: [Counter(N), BatchTransform(B)],
     "disk": lambda: [DiskSampleSource(N, numpy_of, ordering="sequential"), BatchTransform(B)],
     "iterable": lambda: [IterableSource(lambda: map(np.int32, range(N))), BatchTransform(B)],
 }

@@ -11,26 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.core.programs import spread
+from tests.loaders.squares import B, N, at, make, square
 from tests.loaders.workers.reading import script
 
 import cereal
 from cereal import BatchTransform, DataLoader, DiskSampleSource
-
-N, B = 40, 4
-
-
-def make(fn: Any, **options: Any) -> DataLoader[Any]:
-    spec = jax.ShapeDtypeStruct((), np.int32)
-    source = DiskSampleSource(N, fn, sample_spec=spec, ordering="sequential")
-    return DataLoader([source, BatchTransform(B)], **{"workers": 1, "prefetch": 2, **options})
-
-
-def square(i: int) -> np.int32:
-    return np.int32(i * i)
-
-
-def at(step: int) -> list[int]:
-    return [(i % N) ** 2 for i in range(step * B, (step + 1) * B)]
 
 
 def keep(carry: Any, batch: Any, mask: Any) -> tuple[Any, Any]:
