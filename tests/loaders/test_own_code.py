@@ -157,6 +157,28 @@ def test_so_does_one_beside_what_python_runs(kind: str) -> None:
     assert made() == 0
 
 
+def test_so_do_read_element_and_select() -> None:
+    box = SimpleNamespace(scale=1.0)
+    source = cereal.MapTransform(lambda x: x * box.scale)(_Numbers())
+    loader = DataLoader([source, BatchTransform(2)])
+    assert float(loader.read_element(3)) == 3.0
+    box.scale = 3.0
+    assert float(loader.read_element(3)) == 9.0
+    large = lambda x: x * box.scale > 1.5  # noqa: E731
+    assert len(cereal.select(source, large)) == 3
+    box.scale = 1.0
+    assert len(cereal.select(source, large)) == 2
+
+
+def test_a_cache_holds_what_the_functions_above_it_were_when_it_was_built() -> None:
+    box = SimpleNamespace(scale=1.0)
+    stage = cereal.MapTransform(lambda x: x * box.scale)
+    loader = DataLoader([_Numbers(), stage, cereal.CacheTransform("host"), BatchTransform(2)])
+    first = loader.batch_at(0, 0)[0].tolist()
+    box.scale = 3.0
+    assert [*first, *loader.batch_at(0, 1)[0].tolist()] == [0.0, 1.0, 2.0, 3.0]
+
+
 def test_so_does_a_users_stream() -> None:
     loader = DataLoader([Walk(), BatchTransform(2)])
     for scale in (1.0, 3.0, 1.0):
@@ -191,3 +213,22 @@ def test_a_policy_does_what_it_refers_to_now() -> None:
         assert np.unique(np.asarray(scanned)).tolist() == [stride]
         batch, _ = next(loader.iterate(state))
         assert np.unique(np.asarray(batch["action"])).tolist() == [stride]
+
+
+def test_so_does_an_environment_that_begins() -> None:
+    @cereal.pytree_dataclass
+    class Begins(Corridor):
+        def reset(self, key: Any) -> tuple[Any, Any]:
+            del key
+            return jnp.float32(CONFIG.scale), jnp.int32(0)
+
+    def act(observation: Any, policy_state: Any, new: Any, key: Any) -> Any:
+        del observation, new, key
+        return jnp.int32(1), policy_state
+
+    source = cereal.rl.RolloutSource(Begins(), act, None, steps_per_epoch=4)
+    loader = DataLoader([source, BatchTransform(4)])
+    for scale in (1.0, 3.0, 1.0):
+        CONFIG.scale = scale
+        batch, _, _ = loader.next_batch(loader.init_state(0))
+        assert float(batch["state"][0]) == scale

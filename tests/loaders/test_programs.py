@@ -14,6 +14,7 @@ import pytest
 from tests.compilations import compilations
 
 from cereal import BatchTransform, CacheTransform, DataLoader, RangeSource, evaluate
+from cereal.core.compiled import Latest
 from cereal.loaders import programs
 
 Fn = Callable[..., Any]
@@ -215,7 +216,7 @@ def test_a_global_dict_of_mixed_keys_may_be_used() -> None:
 def test_the_latest_programs_are_kept_and_the_oldest_made_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(programs, "MOST", 4)
+    monkeypatch.setattr(Latest, "most", 4)
     loader = make_loader([])
 
     def times(number: int) -> Fn:
@@ -227,8 +228,8 @@ def test_the_latest_programs_are_kept_and_the_oldest_made_anew(
         return made()
 
     programs.forget_programs()
-    assert all(compiled_for(number) > 0 for number in range(programs.MOST + 1))
-    assert compiled_for(programs.MOST) == 0
+    assert all(compiled_for(number) > 0 for number in range(Latest.most + 1))
+    assert compiled_for(Latest.most) == 0
     assert compiled_for(0) > 0
 
 
@@ -251,9 +252,9 @@ def test_programs_go_with_their_loader() -> None:
 def test_functions_that_a_loop_makes_are_not_kept() -> None:
     loader = DataLoader([RangeSource(4), BatchTransform(2)])
     made: list[weakref.ref[Any]] = []
-    for _ in range(3 * programs.MOST):
+    for _ in range(3 * Latest.most):
         fn: Any = lambda c, b, m: (c + b.sum(), None)  # noqa: E731
         made.append(weakref.ref(fn))
         loader.scan_epoch(loader.init_state(0), 0, fn)
     gc.collect()
-    assert sum(ref() is not None for ref in made) <= 2 * programs.MOST
+    assert sum(ref() is not None for ref in made) <= 2 * Latest.most

@@ -330,7 +330,7 @@ class DataLoader(Generic[T]):
         >>> loader.read_element(1)
         2
         """
-        source: Any = self._positional("read_element")
+        source: Any = current(self._positional("read_element"), None)
         while source.lanes:
             source = source.inner
         whole = as_whole(index)

@@ -11,7 +11,6 @@ no loaders, and are shared by all loaders.
 from __future__ import annotations
 
 import contextlib
-import threading
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -22,34 +21,12 @@ import jax
 import numpy as np
 
 from ..core.capture import eager
-from ..core.meaning import Traced, trace, tracing_context
+from ..core.compiled import Latest, TracedAgain, compiled, compiled_once, kind_of
+from ..core.meaning import trace, tracing_context
 from ..core.unchanged import Proof, proof_of
 from .epoch_scan import checked_body, scan_read, scan_steps
 
-MOST = 64
-
-
-class _Latest:
-    """The latest used of something that is made by need."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._made: OrderedDict[Hashable, Any] = OrderedDict()
-
-    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        with self._lock:
-            found = self._made.pop(key, None)
-            self._made[key] = found = make() if found is None else found
-            if len(self._made) > MOST:
-                self._made.popitem(last=False)
-            return found
-
-    def clear(self) -> None:
-        with self._lock:
-            self._made.clear()
-
-
-_proved, _compiled = _Latest(), _Latest()
+_proved = Latest()
 
 
 class Body(NamedTuple):
@@ -76,14 +53,14 @@ def program(name: Hashable, body: Body, make: Callable[[Callable[..., Any]], Any
     if len(body.functions) > 1 or not jax.sharding.get_abstract_mesh().empty:
         # Feedback is called with the state that the scan carries; and with explicit axes of a mesh,
         # types depend on what is around the body. So the whole is traced, not the body.
-        return _TracedWhole(make(body.fn))
+        return TracedAgain(make(body.fn))
     found = _found_quickly(name, body)
     if found is not None:
         return found
     proof = proof_of(*body.functions)
     if proof is None or proof.arrays:
         return _by_meaning(name, body, make)
-    key = (name, proof.key, _kind(body.inputs), eager(), tracing_context())
+    key = (name, proof.key, kind_of(body.inputs), eager(), tracing_context())
     # The proof is kept with the program, since its key is of identities.
     run = _proved.get(key, lambda: (_by_meaning(name, body, make), proof))[0]
     _remember(name, body, proof, run)
@@ -106,14 +83,14 @@ _quick: OrderedDict[int, dict[Hashable, _Quick]] = OrderedDict()
 
 def _remember(name: Hashable, body: Body, proof: Proof, run: Any) -> None:
     fn = body.functions[0]
-    spec, kind = getattr(body.source, "spec", None), _kind(body.given)
+    spec, kind = getattr(body.source, "spec", None), kind_of(body.given)
     if isinstance(fn, types.FunctionType) and spec is not None:
         found = _quick.setdefault(id(fn), {})
-        if len(found) >= MOST:
+        if len(found) >= Latest.most:
             found.clear()
         found[name] = _Quick(proof, spec, kind, (eager(), tracing_context()), run)
         with contextlib.suppress(KeyError):  # another thread was first
-            while len(_quick) > MOST:
+            while len(_quick) > Latest.most:
                 _quick.popitem(last=False)
 
 
@@ -124,7 +101,7 @@ def _found_quickly(name: Hashable, body: Body) -> Any:
     found = _quick.get(id(fn), {}).get(name)
     if found is None or body.source.spec is not found.spec or not found.proof.holds():
         return None
-    if found.context != (eager(), tracing_context()) or _kind(body.given) != found.kind:
+    if found.context != (eager(), tracing_context()) or kind_of(body.given) != found.kind:
         return None
     return found.run
 
@@ -133,17 +110,12 @@ def _by_meaning(name: Hashable, body: Body, make: Callable[[Callable[..., Any]],
     traced, arrays = trace(body.fn, *body.inputs, compiled_only=eager())
     if body.carries and not _is_carried(body.given, traced.result[0]):
         # A scan turns 0 into 0.0 for a body that makes floats of it, and traces it again.
-        return _TracedWhole(make(body.fn))
+        return TracedAgain(make(body.fn))
 
     def run(arrays: Any, *args: Any) -> Any:
         return make(lambda *inputs: traced(arrays, jax.tree.leaves(inputs)))(*args)
 
-    return partial(_compiled_once((name, traced), traced, run), arrays)
-
-
-def _kind(values: Any) -> Hashable:
-    leaves, structure = jax.tree.flatten(values)
-    return structure, tuple(map(jax.typeof, leaves))
+    return partial(compiled_once((name, traced), traced, run), arrays)
 
 
 def _is_carried(before: Any, after: Any) -> bool:
@@ -155,31 +127,8 @@ def _is_carried(before: Any, after: Any) -> bool:
 def forget_programs() -> None:
     """Drops all programs: for tests that count compilations."""
     _proved.clear()
-    _compiled.clear()
+    compiled.clear()
     _quick.clear()
-    _quick.clear()
-
-
-class _TracedWhole:
-    """A function that is traced once for arguments of one kind, for as long as a call lasts."""
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self._fn = fn
-        self._traced: dict[Hashable, tuple[Any, list[Any]]] = {}
-
-    def __call__(self, *args: Any) -> Any:
-        leaves, kind = jax.tree.leaves(args), _kind(args)
-        if kind not in self._traced:
-            traced, arrays = trace(self._fn, *args, compiled_only=eager())
-            self._traced[kind] = _compiled_once(traced, traced, traced), arrays
-        run, arrays = self._traced[kind]
-        return run(arrays, leaves)
-
-
-def _compiled_once(key: Hashable, traced: Traced, run: Callable[..., Any]) -> Any:
-    if traced.meaning is None:
-        return jax.jit(lambda *args: run(*args))
-    return _compiled.get(key, lambda: jax.jit(lambda *args: run(*args)))
 
 
 def over_steps(

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ..core.capture import eager
+from ..core.compiled import TracedAgain
 from ..core.errors import PipelineError, StateError
 from ..core.execute import many_steps, run_many, run_next
 from ..core.function import Function
@@ -175,7 +177,9 @@ class RolloutSource(Source[Transition]):
 
     def init_state(self, key: Any) -> RolloutState:
         """Environments at the beginning of their first episode, without a policy."""
-        return _begun(self, jnp.asarray(key_words(key)))
+        words = jnp.asarray(key_words(key))
+        # An environment's `reset` may refer to what has changed since: traced at every call.
+        return TracedAgain(self._begin)(words) if eager() else self._begin(words)
 
     def _begin(self, words: Any) -> RolloutState:
         root = key_for((words[0], words[1]), 0, ROLLOUT)
@@ -295,11 +299,6 @@ class RolloutSource(Source[Transition]):
             return jnp.stack(threefry((key[0], key[1]), (low[:, None], tagged)), axis=-1)
 
         return of_one(keys) if self.num_envs == 1 else jax.vmap(of_one, out_axes=1)(keys)
-
-
-@jax.jit
-def _begun(source: RolloutSource, words: Any) -> RolloutState:
-    return source._begin(words)
 
 
 class _Moving(NamedTuple):

@@ -14,15 +14,18 @@ import numpy as np
 from ..core.atomic import write_atomically
 from ..core.cache_name import Named, check_version, name_of
 from ..core.capture import staging
+from ..core.compiled import TracedAgain
 from ..core.elements import chunks_of, few_true, read_elements
 from ..core.errors import PipelineError, UsageError
 from ..core.function import Function, as_decision, as_function
 from ..core.paths import as_path
 from ..core.source import Source
+from ..core.traced_stage import current
 from .routed import check_part, count_of
 from .slice import SliceSource
 
 T = TypeVar("T")
+Decide = Callable[[Any], Any]
 
 
 def select(
@@ -62,7 +65,7 @@ def select(
             "select outside of it, or mask with FilterTransform(fn)."
         )
     function = as_function(fn, owner)
-    indexed: Any = source
+    indexed: Any = current(source, None)
     _check_stable(indexed)
     _check_decision(indexed, function)
     check_version(version, owner)
@@ -71,11 +74,13 @@ def select(
             f"{owner}: `version={version!r}` is part of the name of a file, and there is none "
             f"without `cache=folder`; leave it out, or pass a folder."
         )
+    # The function is the user's, and is traced once in each call: it may refer to what changes.
+    decide = TracedAgain(jax.vmap(lambda x: as_decision(function(x), owner)))
     if cache is None:
-        keep = _kept(indexed, function)
+        keep = _kept(indexed, decide)
     else:
         folder, line = as_path(cache, "cache", owner), "select(source, fn, cache=folder, version=1)"
-        keep = _cached(indexed, function, Named(str(folder), version, owner, line))
+        keep = _cached(indexed, function, decide, Named(str(folder), version, owner, line))
     chosen = np.flatnonzero(keep)
     if not len(chosen):
         raise PipelineError(
@@ -107,43 +112,40 @@ def _check_decision(source: Any, function: Function) -> None:
         ) from error
 
 
-@jax.jit
-def _decide(function: Function, values: Any) -> Any:
-    return jax.vmap(lambda x: as_decision(function(x), "select"))(values)
-
-
-def _kept(source: Any, function: Function) -> np.ndarray:
+def _kept(source: Any, decide: Decide) -> np.ndarray:
     """For every element, whether it is kept."""
     chunks = chunks_of(source, np.arange(len(source)))
-    return np.concatenate([_kept_of(source, function, chunk) for chunk in chunks])
+    return np.concatenate([_kept_of(source, decide, chunk) for chunk in chunks])
 
 
-def _kept_of(source: Any, function: Function, indices: np.ndarray) -> np.ndarray:
+def _kept_of(source: Any, decide: Decide, indices: np.ndarray) -> np.ndarray:
     values, mask = read_elements(source, indices)
-    keep = np.asarray(_decide(function, values))
+    keep = np.asarray(decide(values))
     return keep if mask is None else keep & np.asarray(mask)
 
 
-def _cached(source: Any, function: Function, named: Named) -> np.ndarray:
+def _cached(source: Any, function: Function, decide: Decide, named: Named) -> np.ndarray:
     n = len(source)
     path = Path(named.folder or "").expanduser() / f"select-{name_of(source, named, function)}.npy"
     if (bits := _bits_in(path)) is not None and bits.shape == (-(-n // 8),):
         keep = np.unpackbits(bits, count=n).astype(np.bool_)
-        _check_again(source, function, keep, path)
+        _check_again(source, function, decide, keep, path)
         return keep
-    keep = _kept(source, function)
+    keep = _kept(source, decide)
     write_atomically(path, lambda file: np.save(file, np.packbits(keep), allow_pickle=False))
     return keep
 
 
-def _check_again(source: Any, function: Function, keep: np.ndarray, path: Path) -> None:
+def _check_again(
+    source: Any, function: Function, decide: Decide, keep: np.ndarray, path: Path
+) -> None:
     """Decides about a few elements again, some of each kind: no digest of code is complete."""
     some = [few_true(each, source) for each in (keep, ~keep)]
     indices = np.unique(np.concatenate(some))
-    for index in indices[_kept_of(source, function, indices) != keep[indices]]:
+    for index in indices[_kept_of(source, decide, indices) != keep[indices]]:
         # A program for few may round otherwise: as it was decided, then.
         chunk = next(x for x in chunks_of(source, np.arange(len(source))) if x[-1] >= index)
-        found = [_kept_of(source, function, chunk)[index - chunk[0]] for _ in range(2)]
+        found = [_kept_of(source, decide, chunk)[index - chunk[0]] for _ in range(2)]
         if found[0] != found[1]:
             why = f"`{function.name}`, or what it looks at, is not deterministic; select without"
             raise PipelineError(f"select: {why} `cache=`, and delete {path}.")

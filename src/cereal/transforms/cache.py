@@ -48,7 +48,9 @@ class CacheTransform(Transform[Any, Any]):
     word, is part of its name: set another one to begin anew, or where functions hold what has no
     digest. Stop it at any time, or kill it: all but the last few seconds' work stays. Inside of
     your own `jit` and in `scan_epoch`, what is missing is read before the program runs. Random
-    stages must come below it, or every epoch would see the same augmentation.
+    stages must come below it, or every epoch would see the same augmentation. Functions above it
+    are as they were when the pipeline was built, however late an element is read: a cache never
+    holds elements of two states of a program.
 
     >>> import cereal
     >>> cached = cereal.CacheTransform("host")
