@@ -97,12 +97,14 @@ def check_source(source: Source[Any], key: Any = 0, *, policy_state: Any = None)
     state = start
     compiled = jax.jit(lambda source, state: source.next(state))
     for step in range(min(source.steps_per_epoch, 8) + 1):
-        what = f"{source.label}, step {step}"
+        what = f"{source._label}, step {step}"
         element, mask, after = source.next(state)
         found = Spec(jax.tree.map(jnp.asarray, element))
         assert found == spec, f"{what}: gives {found}, element_spec says {spec}"
         assert jnp.asarray(mask).dtype == jnp.bool_, f"{what}: the mask is {mask.dtype}, not bool"
-        assert jnp.shape(mask) == source.mask_shape, f"{what}: the mask has shape {jnp.shape(mask)}"
+        assert jnp.shape(mask) == source.traits.mask_shape, (
+            f"{what}: the mask has shape {jnp.shape(mask)}"
+        )
         assert_same(source.next(state), (element, mask, after), f"{what}, asked twice")
         assert_same(compiled(source, state), (element, mask, after), f"{what}, under jit")
         state = after
@@ -110,7 +112,7 @@ def check_source(source: Source[Any], key: Any = 0, *, policy_state: Any = None)
         _check_epochs(source, key)
     else:
         _check_many(source, start)
-    if isinstance(source, IndexedSource) and not source.random_stages:
+    if isinstance(source, IndexedSource) and not source.traits.random_stages:
         _check_take(source)
 
 
@@ -121,40 +123,40 @@ def _check_many(source: Source[Any], start: Any) -> None:
         element, mask, state = source.next(state)
         found.append((element, mask))
     values, masks = jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
-    what = f"{source.label}: next_many(state, 3) and three times next(state)"
+    what = f"{source._label}: next_many(state, 3) and three times next(state)"
     assert_same(source.next_many(start, 3), (values, masks, state), what)
 
 
 def _check_epochs(source: Positional[Any], key: Any) -> None:
     """Each index of the order once per epoch, for three epochs, by position arithmetic."""
-    loader, n = DataLoader(source), source.length
-    steps = -(-3 * n // source.plan.batch) + 3
+    loader, n = DataLoader(source), source.traits.length
+    steps = -(-3 * n // source._plan.batch) + 3
     seen = [loader.indices_at(key, step) for step in range(steps)]
-    if source.order.samples:
-        assert all((indices >= 0).all() for indices in seen), f"{source.label}: a negative index"
+    if source._order.samples:
+        assert all((indices >= 0).all() for indices in seen), f"{source._label}: a negative index"
         return
-    if source.remainder == "drop":
+    if source.traits.remainder == "drop":
         per_epoch = source.steps_per_epoch
         epochs = [np.concatenate(seen[e * per_epoch : (e + 1) * per_epoch]) for e in range(3)]
         for epoch, indices in enumerate(epochs):
             counts = np.unique(indices, return_counts=True)[1]
             limit = np.unique(_order_of(source), return_counts=True)[1].max()
-            assert counts.max() <= limit, f"{source.label}: an index repeats in epoch {epoch}"
+            assert counts.max() <= limit, f"{source._label}: an index repeats in epoch {epoch}"
         return
     flat = np.concatenate(seen)[: 3 * n].reshape(3, n)
     for epoch, indices in enumerate(flat):
         np.testing.assert_array_equal(
             np.sort(indices),
             np.sort(_order_of(source)),
-            err_msg=f"{source.label}: epoch {epoch} is not each element once",
+            err_msg=f"{source._label}: epoch {epoch} is not each element once",
         )
 
 
 def _order_of(source: Positional[Any]) -> np.ndarray:
     """The indices that an epoch must visit, in some order."""
-    if isinstance(source.order, Listed):
-        return np.asarray(source.order.indices)
-    return np.arange(source.length)
+    if isinstance(source._order, Listed):
+        return np.asarray(source._order.indices)
+    return np.arange(source.traits.length)
 
 
 def _check_take(source: IndexedSource[Any]) -> None:
@@ -163,7 +165,7 @@ def _check_take(source: IndexedSource[Any]) -> None:
     for index in range(n):
         alone = source.take(jnp.array([index], jnp.int32))
         one = jax.tree.map(lambda x, i=index: x[i : i + 1], together)
-        assert_same(alone, one, f"{source.label}: take([{index}])")
+        assert_same(alone, one, f"{source._label}: take([{index}])")
 
 
 def check_transform(transform: Transform[Any, Any], source: Source[Any] | None = None) -> None:
@@ -184,7 +186,7 @@ def check_transform(transform: Transform[Any, Any], source: Source[Any] | None =
     check_source(by_call.source)
     check_resume(by_call)
     batch = BatchTransform(3)
-    if not isinstance(transform, Stage | HostStage) or getattr(transform, "callbacks", ()):
+    if not isinstance(transform, Stage | HostStage) or transform.traits.callbacks:
         return
     before = DataLoader([source, transform, batch])
     after = before  # a host function of elements need not be one of batches
@@ -195,7 +197,7 @@ def check_transform(transform: Transform[Any, Any], source: Source[Any] | None =
         check_resume(loader)
         check_loader(loader)
     if not isinstance(transform, MapTransform):  # whose function may look at the whole batch
-        assert_same(_some(before), _some(after), f"{transform.label}: before and after batching")
+        assert_same(_some(before), _some(after), f"{transform._label}: before and after batching")
 
 
 def _repeating(check: Callable[P, None]) -> Callable[P, None]:
@@ -222,9 +224,9 @@ def _images(ordering: str) -> Source[Any]:
 def _check_by_call(transform: Transform[Any, Any], source: Source[Any]) -> DataLoader[Any]:
     """Called by hand and in a list it is the same; the loader of the call."""
     by_call, in_list = DataLoader(transform(source)), DataLoader([source, transform])
-    assert_same(_some(by_call), _some(in_list), f"{transform.label}: called and in a list")
+    assert_same(_some(by_call), _some(in_list), f"{transform._label}: called and in a list")
     one, other = (jax.tree.structure(stripped(loader.running)) for loader in (by_call, in_list))
-    assert one == other, f"{transform.label}: called and in a list, the pytrees differ"
+    assert one == other, f"{transform._label}: called and in a list, the pytrees differ"
     return by_call
 
 
@@ -274,7 +276,7 @@ def check_loader(loader: DataLoader[Any], key: Any = 0, *, policy_state: Any = N
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *expected)
     assert_same(outputs, stacked, "scan_epoch")
     assert_same(state, states[-1], "the state after scan_epoch")
-    if isinstance(loader.source, Positional) and not loader.source.callbacks:
+    if isinstance(loader.source, Positional) and not loader.source.traits.callbacks:
         _check_any_step(loader, key, expected)
 
 

@@ -196,8 +196,8 @@ def test_a_random_key_is_no_order(key):
 
 def test_indices_of_32_bits_are_an_order():
     indices = jnp.array([3, 5], jnp.uint32).astype(np.int32)
-    assert RangeSource(6, ordering=indices).length == 2
-    assert RangeSource(6, ordering=np.array([3, 5], np.uint32)).length == 2
+    assert RangeSource(6, ordering=indices).traits.length == 2
+    assert RangeSource(6, ordering=np.array([3, 5], np.uint32)).traits.length == 2
 
 
 def test_a_path_that_is_none_is_refused():

@@ -187,7 +187,7 @@ def test_weights_near_the_largest_number_are_weights(make: Any) -> None:
 def test_an_epoch_has_as_many_draws_as_asked_for(length: int) -> None:
     order = WeightedSampling([1, 0, 2], length=np.int64(length))  # type: ignore[arg-type]
     source = cereal.RangeSource(3, ordering=order)
-    assert order.length(3) == source.length == length
+    assert order.length(3) == source.traits.length == length
     assert cereal.DataLoader([source, cereal.BatchTransform(2)]).steps_per_epoch == -(-length // 2)
     assert draws(order, 3, 2).shape == (2, length)
 

@@ -25,7 +25,7 @@ T, N = 16, 3
 def collected(*stages: Any, steps: int, key: int = 0) -> dict[str, np.ndarray]:
     """What the pipeline adds and its mask, with all steps on one axis."""
     loader = cereal.DataLoader(list(stages))
-    lanes, found = len(loader.source.lanes), []
+    lanes, found = len(loader.source.traits.lanes), []
     for batch, mask in loader.iterate(loader.init_state(key), steps=steps):
         kept = {name: batch[name] for name in ("episode_return", "episode_length", "done")}
         found.append({**kept, "mask": mask})

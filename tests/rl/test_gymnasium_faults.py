@@ -117,7 +117,7 @@ def test_an_error_in_the_users_own_program_is_raised_and_the_environments_stop(
     capfd: Any, batched: bool
 ) -> None:
     loader = loader_of(lambda: Faulty(trap, at=0))
-    loader = loader if batched else cereal.DataLoader(loader.source.inner)
+    loader = loader if batched else cereal.DataLoader(loader.source.source)
     program = jax.jit(lambda loader, state: loader.next_batch(state))
     state = loader.init_state(0)
     with pytest.raises(jax.errors.JaxRuntimeError, match="TrapError: the floor gave way") as caught:

@@ -15,6 +15,7 @@ from .ordering import Order
 from .permutation import inverse, permute, round_constants
 from .pytree import pytree_dataclass, set_fields, static_field
 from .threefry import BLOCK, key_for, threefry
+from .traits import Identity
 
 
 @pytree_dataclass
@@ -50,9 +51,9 @@ class BlockShuffle(Order):
         )
 
     @property
-    def name(self) -> str:
+    def identity(self) -> Identity:
         together = f", together={self.together}" if self.together > 1 else ""
-        return f"BlockShuffle({self.block_size}{together})"
+        return ("BlockShuffle({}{})", self.block_size, together)
 
     def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
         xp = np if isinstance(position, np.ndarray) else jnp

@@ -33,12 +33,12 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
     """
     for data in host_data_in(source):
         data.enter_program()
-    service, identity, settings = source.service, identity_on_host(source), settings_of_program()
-    received = whole_index if source.plan.wide else lambda rows: rows
+    service, identity, settings = source._service, identity_on_host(source), settings_of_program()
+    received = whole_index if source._plan.wide else lambda rows: rows
     leaves, structure = jax.tree.flatten(source)
     leaves = leaves if service is None else []  # a service has the source itself
     with reading_as(Reading(masked=True)):
-        promised = jax.tree.map(_struct, source.fetch(jax.tree.map(_struct, rows)))
+        promised = jax.tree.map(_struct, source._fetch(jax.tree.map(_struct, rows)))
     axes, (inputs, rows_structure) = rows.index.ndim, jax.tree.flatten(rows)
     outputs, out_structure = jax.tree.flatten(promised)
 
@@ -49,7 +49,7 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
         else:
             with reading_as(Reading(masked=True)), jax.no_execution():
                 found = [
-                    structure.unflatten(leaves).fetch(received(rows_structure.unflatten(x)))
+                    structure.unflatten(leaves)._fetch(received(rows_structure.unflatten(x)))
                     for leaves, _, x in requests
                 ]
         return [_as_promised(each, outputs, out_structure) for each in found]

@@ -18,6 +18,7 @@ from .errors import PipelineError
 from .gathered import gathered
 from .permutation import MAX_TRACED, permute, round_constants
 from .pytree import pytree_dataclass, said, static_field
+from .traits import TRACED, Identity, in_words
 from .transfer import sent
 
 
@@ -70,8 +71,13 @@ class Order(ABC):
 
     @property
     @abstractmethod
+    def identity(self) -> Identity:
+        """What tells it from other orders; a state is refused where it differs."""
+
+    @property
     def name(self) -> str:
-        """How the drawing, the fingerprint and the saved state call it."""
+        """How drawings and errors call it."""
+        return in_words(self.identity)
 
 
 @pytree_dataclass
@@ -86,8 +92,8 @@ class Sequential(Order):
         return position
 
     @property
-    def name(self) -> str:
-        return "sequential"
+    def identity(self) -> Identity:
+        return ("sequential",)
 
 
 @pytree_dataclass
@@ -102,8 +108,8 @@ class Shuffle(Order):
         return permute(position, column, round_constants(key, epochs, n), n)
 
     @property
-    def name(self) -> str:
-        return "shuffle"
+    def identity(self) -> Identity:
+        return ("shuffle",)
 
 
 @pytree_dataclass
@@ -130,8 +136,8 @@ class Listed(Order):
         return Visit(index, again=None if self.again is None else gathered(self.again, position))
 
     @property
-    def name(self) -> str:
-        return f"indices({self.size}, {self.digest})"
+    def identity(self) -> Identity:
+        return ("indices({}, {})", self.size, self.digest)
 
 
 def as_order(ordering: Any, n: int, owner: str) -> Order:
@@ -160,7 +166,7 @@ def _listed(ordering: Any, n: int, owner: str) -> Order:
         )
     if isinstance(ordering, jax.core.Tracer):  # inside jit: the values cannot be looked at
         indices = ordering.astype(jnp.int32)
-        return Listed(indices, ordering.shape[0], "traced", times_before(indices))
+        return Listed(indices, ordering.shape[0], TRACED, times_before(indices))
     indices = check_indices(ordering, n, what)
     if indices.dtype != np.int32:
         raise PipelineError(

@@ -21,7 +21,7 @@ from .errors import PipelineError, UsageError
 from .spec import format_spec
 
 if TYPE_CHECKING:
-    from .source import Source
+    from .traits import Traits
 
 
 def place(values: Any, placement: Any, lead: int = 0) -> Any:
@@ -60,12 +60,12 @@ def in_words(placement: Any) -> str:
     return f"{placement.spec} over {axes}{kind}"
 
 
-def placed(source: Source[Any], values: Any, mask: Any) -> tuple[Any, Any]:
+def placed(traits: Traits, values: Any, mask: Any) -> tuple[Any, Any]:
     """A step's values and mask where the pipeline says; for programs that hold many steps."""
-    if source.placement is None:
+    if traits.placement is None:
         return values, mask
-    check_callbacks(source)
-    return place((values, mask), source.placement)
+    check_callbacks(traits)
+    return place((values, mask), traits.placement)
 
 
 def _place(x: Any, placement: Any, lead: int) -> Any:
@@ -145,12 +145,13 @@ def _names(spec: Any) -> list[str]:
     return [name for part in parts for name in part if isinstance(name, str)]
 
 
-def check_callbacks(source: Source[Any]) -> None:
+def check_callbacks(traits: Traits) -> None:
     """Ordered callbacks run on one device only."""
-    if source.callbacks and isinstance(source.placement, Sharding) and _count(source.placement) > 1:
+    placement = traits.placement
+    if traits.callbacks and isinstance(placement, Sharding) and _count(placement) > 1:
         raise UsageError(
             f"a HostCallbackTransform runs in order, which JAX does on one device only, and "
-            f"DevicePutTransform spreads this program over {_count(source.placement)}; take "
+            f"DevicePutTransform spreads this program over {_count(placement)}; take "
             f"batches from `iterate` or `next_batch` outside of `jit`, or leave one of them out."
         )
 

@@ -18,6 +18,7 @@ from .race import finish_order, slowness_of
 from .route import look_up
 from .search import count_up_to
 from .threefry import DRAW, MIX, key_for, threefry
+from .traits import Identity
 from .transfer import sent
 from .wide import high_word
 
@@ -43,8 +44,8 @@ class Bootstrap(Order):
     samples = True
 
     @property
-    def name(self) -> str:
-        return "Bootstrap"
+    def identity(self) -> Identity:
+        return ("Bootstrap",)
 
     def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
         # The high word of n times a random number of 64 bits.
@@ -115,9 +116,9 @@ class WeightedSampling(Order):
         return self.draws
 
     @property
-    def name(self) -> str:
+    def identity(self) -> Identity:
         how = "" if self.replacement else ", no replacement"
-        return f"WeightedSampling({self.size}{how}, {self.digest})"
+        return ("WeightedSampling({}{}, {})", self.size, how, self.digest)
 
     def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
         del n
@@ -184,8 +185,8 @@ class ClassBalanced(Order):
         return self.mixing.length
 
     @property
-    def name(self) -> str:
-        return f"ClassBalanced({self.mixing.count} classes, {self.digest})"
+    def identity(self) -> Identity:
+        return ("ClassBalanced({} classes, {})", self.mixing.count, self.digest)
 
     def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
         return self.visit(key, epochs, column, position, n).index

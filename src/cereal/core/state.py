@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
@@ -14,6 +13,7 @@ from jax import lax
 from .errors import StateError
 from .pytree import pytree_dataclass, said, static_field
 from .threefry import threefry
+from .traits import Identity, agree, in_words
 from .transfer import sent, to_device, to_host
 
 
@@ -24,7 +24,7 @@ class Fingerprint(NamedTuple):
     """
 
     length: int
-    ordering: str
+    ordering: Identity  # a word, in states that version 0.1.0 wrote
     random_stages: int
 
 
@@ -109,7 +109,6 @@ def make_words(key: tuple[int, int], epoch: int, offset: int) -> np.ndarray:
 
 _SHAPE, _DTYPE = (5,), np.dtype(np.uint32)
 _NO_STATE = "`state` must be what `init_state(key)` or the last step returned"
-_VALUES = re.compile(r"\b(traced|[0-9a-f]{8})\b")
 _WRITE = "pass `jax.random.key(0)`, `jax.random.PRNGKey(0)` or an integer"
 
 
@@ -177,13 +176,16 @@ def check_state(state: Any, fingerprint: Fingerprint) -> None:
     theirs = state.fingerprint
     if theirs is fingerprint or theirs == fingerprint:
         return
-    changed = [n for n in Fingerprint._fields if getattr(theirs, n) != getattr(fingerprint, n)]
-    if changed == ["ordering"] and _cannot_tell(theirs.ordering, fingerprint.ordering):
+    has, wants = [], []
+    for name, their, our in zip(Fingerprint._fields, theirs, fingerprint, strict=True):
+        if not agree(their, in_words(our) if isinstance(their, str) else our):
+            has.append(f"{name}={in_words(their)}")
+            wants.append(f"{name}={in_words(our)}")
+    if not has:
         return
-    has = ", ".join(f"{n}={getattr(theirs, n)}" for n in changed)
-    wants = ", ".join(f"{n}={getattr(fingerprint, n)}" for n in changed)
     raise StateError(
-        f"the state belongs to another pipeline: it has {has}, this one has {wants}. The same "
+        f"the state belongs to another pipeline: it has {', '.join(has)}, this one has "
+        f"{', '.join(wants)}. The same "
         f"position would mean other elements; make a state with this loader's `init_state(key)`. "
         f"(Only the batch size may change under a state.)"
     )
@@ -205,10 +207,3 @@ def check_within(offset: int, length: int) -> None:
             f"the state is at element {offset} of an epoch that has {length}: no step ends there. "
             f"Go on from a state as it was saved, or begin with `loader.init_state(key)`."
         )
-
-
-def _cannot_tell(a: str, b: str) -> bool:
-    """Whether two orders differ only in values that are being traced in one of them."""
-    if "traced" not in a + b:
-        return False
-    return _VALUES.sub("*", a) == _VALUES.sub("*", b)

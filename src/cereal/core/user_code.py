@@ -61,7 +61,7 @@ def with_code(source: N, state: Any, *, thorough: bool) -> N:
     seen = fields.get("_seen_code")
     if seen is None and not _carriers(source):
         fields["_seen_code"] = seen = _Seen(None, (), None)
-    if seen is not None and _is_enough(seen, thorough or hasattr(source, "read")):
+    if seen is not None and _is_enough(seen, thorough or hasattr(source, "_read")):
         return source if seen.source is None else seen.source
     fields["_seen_code"] = seen = _numbered(source, state)
     return seen.source
@@ -85,17 +85,17 @@ def _numbered(source: Any, state: Any) -> _Seen:
 def _carriers(source: Any) -> list[Any]:
     """What has compiled code of the user's in it. What Python runs is never stale."""
     found = [x for x in jax.tree.leaves(source, is_leaf=_is_carrier) if _is_carrier(x)]
-    if source.host:
+    if source.traits.host:
         return [x for x in found if _is_compiled_source(x)]
     return [x for x in found if not _is_callback(x, source)]
 
 
 def _is_compiled_source(node: Any) -> bool:
-    return hasattr(node, "read") and not node.host
+    return hasattr(node, "_read") and not node.traits.host
 
 
 def _is_callback(node: Any, source: Any) -> bool:
-    return isinstance(node, Held) and any(node.fixed is each for each in source.callbacks)
+    return isinstance(node, Held) and any(node.fixed is each for each in source.traits.callbacks)
 
 
 def _is_carrier(node: Any) -> bool:
@@ -116,12 +116,12 @@ def _is_whole(node: Any) -> bool:
 
 def _number_of(source: Any, state: Any) -> int:
     """The number of what a step of the pipeline traces to, its order aside."""
-    if source.host:  # a whole step would read data; what is compiled of it are the sources
+    if source.traits.host:  # a whole step would read data; what is compiled of it are the sources
         found = [_traced_read(each, ()) for each in _carriers(source)]
-    elif hasattr(source, "read"):
-        found = [_traced_read(source, source.lanes)]
+    elif hasattr(source, "_read"):
+        found = [_traced_read(source, source.traits.lanes)]
     else:
-        step = lambda source, state: source.step(state)  # noqa: E731
+        step = lambda source, state: source._step(state)  # noqa: E731
         found = [trace(step, source, state, of_pipeline=True)]
     if any(traced.meaning is None for traced, _ in found):
         return next(_next_number)
@@ -138,7 +138,7 @@ def _number_of(source: Any, state: Any) -> int:
 
 def _traced_read(source: Any, lanes: tuple[int, ...]) -> Any:
     rows = jax.eval_shape(lambda: rows_at(jnp.zeros(lanes or (1,), jnp.int32)))
-    read = lambda source, rows: source.read(source.route(rows))  # noqa: E731
+    read = lambda source, rows: source._read(source._route(rows))  # noqa: E731
     return trace(read, source, rows, of_pipeline=True)
 
 

@@ -31,8 +31,8 @@ def compose(pipeline: Any) -> Source[Any]:
         return _of_arrays(checked_source(pipeline, "the pipeline"))
     if isinstance(pipeline, Transform):
         raise PipelineError(
-            f"the pipeline is the transform {pipeline.label} and has no source; write "
-            f"`DataLoader([source, {pipeline.label}])`."
+            f"the pipeline is the transform {pipeline._label} and has no source; write "
+            f"`DataLoader([source, {pipeline._label}])`."
         )
     _refuse_running(pipeline, "the pipeline")
     if not isinstance(pipeline, Sequence) or isinstance(pipeline, str):
@@ -52,17 +52,17 @@ def compose(pipeline: Any) -> Source[Any]:
 def _of_arrays(source: Source[Any]) -> Source[Any]:
     check_arrays(
         source.element_spec(),
-        f"the last stage, {source.label}",
+        f"the last stage, {source._label}",
         "turn it into arrays or numbers in a HostMapTransform, or in the `collate=` of a "
         "BatchTransform",
     )
-    if isinstance(source.placement, Sharding):  # stages after it may have changed the batch
+    if isinstance(source.traits.placement, Sharding):  # stages after it may have changed the batch
         check_fits(
-            source.placement,
+            source.traits.placement,
             source.element_spec(),
-            source.mask_shape,
-            f"the last stage, {source.label}, after a DevicePutTransform to "
-            f"{in_words(source.placement)}",
+            source.traits.mask_shape,
+            f"the last stage, {source._label}, after a DevicePutTransform to "
+            f"{in_words(source.traits.placement)}",
         )
     return source
 
@@ -76,9 +76,7 @@ def checked_source(source: Source[Any], where: str) -> Source[Any]:
         )
     if isinstance(source, Positional):
         try:
-            _ = (
-                source.length
-            )  # a user's length and ordering are looked at now, not at the first step
+            _ = source.traits  # a user's length and ordering are looked at now, not at a step
         except PipelineError as error:
             raise PipelineError(f"{where}: {error}") from error.__cause__
     return source
@@ -124,7 +122,7 @@ def _refuse_pipelines(stage: Any, where: str) -> None:
     first = _first_part(stage)
     if isinstance(first, Source):
         raise PipelineError(
-            f"{where} is a {type(stage).__name__} of sources, the first {first.label}; join them "
+            f"{where} is a {type(stage).__name__} of sources, the first {first._label}; join them "
             f"with `ConcatSource`, `MixSource` or `ZipSource`, or put the one source first."
         )
     if first is not None:
@@ -162,7 +160,7 @@ def _attach(source: Source[Any], stage: Any, where: str) -> Source[Any]:
     _refuse_class(stage, where)
     if isinstance(stage, Source):
         raise PipelineError(
-            f"{where} is a second source, {stage.label}; a pipeline has one, at its beginning."
+            f"{where} is a second source, {stage._label}; a pipeline has one, at its beginning."
         )
     stage = _as_host_stage(stage)
     if not callable(stage):
@@ -172,7 +170,7 @@ def _attach(source: Source[Any], stage: Any, where: str) -> Source[Any]:
             f"{where} must be a transform or a function from source to source, got "
             f"{_describe(stage)}; {batch or 'for a function of batches write `MapTransform(fn)`'}."
         )
-    name = stage.label if isinstance(stage, Transform) else _describe(stage)
+    name = stage._label if isinstance(stage, Transform) else _describe(stage)
     try:
         made = stage(source)
     except PipelineError as error:

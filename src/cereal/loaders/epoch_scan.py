@@ -81,16 +81,16 @@ def scan_steps(
     may move the state, no order is known ahead.
     """
     body = checked_body(body_fn)
-    step_by_step = feedback is not None or (source.callbacks and not remainder)
-    if isinstance(source, Positional) and not source.host and not step_by_step:
+    step_by_step = feedback is not None or (source.traits.callbacks and not remainder)
+    if isinstance(source, Positional) and not source.traits.host and not step_by_step:
         return _scan_rows(source, state, carry, body, steps, unroll, remainder)
 
     def one(loop: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], Any]:
         if isinstance(source, Positional):
             values, mask, state = step_ending(source, loop[0], remainder)
         else:
-            values, mask, state = source.step(loop[0])
-        values, mask = placed(source, values, mask)
+            values, mask, state = source._step(loop[0])
+        values, mask = placed(source.traits, values, mask)
         carry, output = body(loop[1], values, mask)
         if feedback is not None:
             state = _fed_back(feedback, state, carry, output)
@@ -145,12 +145,12 @@ def scan_read(
     source: Positional[Any], rows: Rows, carry: Any, body: BodyFn, unroll: int | bool
 ) -> tuple[Any, Any]:
     """Runs `body` over batches whose rows are known."""
-    lanes = source.lanes
+    lanes = source.traits.lanes
 
     def one(carry: Any, each: Rows) -> tuple[Any, Any]:
-        values, mask = source.read(each.replaced(key=rows.key))
+        values, mask = source._read(each.replaced(key=rows.key))
         mask = jnp.ones(lanes, jnp.bool_) if mask is None else mask
-        return body(carry, *placed(source, values, mask))
+        return body(carry, *placed(source.traits, values, mask))
 
     return lax.scan(one, carry, rows.lanes, unroll=unroll)
 
@@ -164,11 +164,11 @@ def _scan_rows(
     unroll: int | bool,
     remainder: Remainder | None,
 ) -> tuple[Any, Any, Any]:
-    plan = source.plan.ending(remainder)
+    plan = source._plan.ending(remainder)
 
     def run(words: Any, carry: Any, steps: int) -> tuple[Any, Any, Any]:
         rows, words = plan.rows_for(words, steps)
-        carry, outputs = scan_read(source, source.route(rows), carry, body, unroll)
+        carry, outputs = scan_read(source, source._route(rows), carry, body, unroll)
         return words, carry, outputs
 
     def run_chunk(loop: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], Any]:

@@ -20,8 +20,8 @@ from ..core.position import Remainder
 from ..core.positional import Positional
 from ..core.source import Source
 from ..core.spec import at_least_float32
+from ..core.stream_stages import StreamWrapper
 from ..core.traced_stage import current
-from ..core.wrapper import Wrapper
 from ..transforms.batch import BatchedStream, BatchTransform
 from .epoch_scan import scan_read, scan_steps
 from .host_scan import scan_host
@@ -69,16 +69,16 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *args: Any, key: A
     steps = loader.steps_per_epoch
     if isinstance(source, Positional):
         remainder = "pad"
-        steps = source.plan.ending(remainder).steps
+        steps = source._plan.ending(remainder).steps
     else:
         source = _padded(source)
         state, steps = DataLoader(source).init_state(key), source.steps_per_epoch
     source = resolve(source, state)
-    if isinstance(source, Positional) and source.host:
+    if source.traits.host:
         raise_kept((identity_on_host(source),))
-    with raising(source.callbacks):
+    with raising(source.traits.callbacks):
         if eager():
-            check_given(source.placement, loader=source, state=state)
+            check_given(source.traits.placement, loader=source, state=state)
             return _run(source, state, fn, args, steps, remainder)
         body = _with(args, _metrics(fn))
         return _means(scan_steps(source, state, None, body, steps, 1, remainder)[2])
@@ -86,7 +86,7 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *args: Any, key: A
 
 def _padded(stream: Source[Any]) -> Any:
     """A stream with the same stages, whose batches pad the end of an epoch."""
-    if not isinstance(stream, Wrapper):
+    if not isinstance(stream, StreamWrapper):
         return stream
     source: Any = stream
     inner = _padded(source.source)
@@ -101,7 +101,7 @@ def _run(
 ) -> Any:
     """`evaluate` outside of traced functions."""
     body = Body(_metrics(fn), (fn,), args, source)
-    if isinstance(source, Positional) and source.host:
+    if source.traits.host:
 
         def make_host(metrics: Any) -> Any:
             def sums_of_rows(source: Any, rows: Any, args: Any) -> tuple[Any, Any]:

@@ -11,7 +11,6 @@ from ..core.capture import staging
 from ..core.errors import UsageError
 from ..core.positional import Positional
 from ..core.source import Source
-from ..core.staged import StreamStage
 from ..core.state import check_state, refuse_key
 from ..core.traced_stage import current
 from .batch_iterator import BatchIterator
@@ -32,10 +31,10 @@ def iterator_over(
     if not isinstance(source, Positional):
         refuse_key(state)
         return StreamIterator(current(source, state), state, steps, epochs, progress)
-    check_state(state, source.fingerprint)
+    check_state(state, source._fingerprint)
     source = current(source, state)
-    kind = SteppingIterator if source.callbacks else PositionalIterator
-    kind = HostIterator if source.host else kind
+    kind = SteppingIterator if source.traits.callbacks else PositionalIterator
+    kind = HostIterator if source.traits.host else kind
     return kind(source, state, steps, epochs, progress, learnt)
 
 
@@ -51,7 +50,7 @@ def refuse_traced(arguments: Any) -> None:
 
 def refuse_random(source: Source[Any], what: str) -> None:
     """Without a state, a random pipeline would begin with the same key every time."""
-    random = _is_random(source)
+    random = source.traits.random
     if random is not False:
         why = "is random" if random else "may be random (it begins with a stream)"
         raise UsageError(
@@ -59,15 +58,6 @@ def refuse_random(source: Source[Any], what: str) -> None:
             f"order every time. Write `state = loader.init_state(key)` and "
             f"`for batch, mask in loader.iterate(state):`."
         )
-
-
-def _is_random(source: Source[Any]) -> bool | None:
-    """Whether what it gives depends on the key; None: of a user's own stream nobody knows."""
-    if isinstance(source, Positional):
-        return source.random
-    if isinstance(source, StreamStage) and source.stage.random:
-        return True
-    return None if source.inner is None else _is_random(source.inner)
 
 
 def refuse_positional(misplaced: tuple[Any, ...]) -> NoReturn:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from ..core.execute import run_next
+from ..core.execute import run
 from ..core.positional import Positional
 from ..core.source import Mask, Source
 from ..core.state import PipelineState, check_state, check_within, host_words
@@ -55,11 +55,11 @@ class WalkingIterator(BatchIterator[T]):
     def _start(self, state: PipelineState, steps: int | None) -> None:
         """Goes on from a state, for so many steps, or if that is None for the epochs asked for."""
         key0, key1, epoch, offset = host_words(state)
-        check_within(offset, self._source.length)
+        check_within(offset, self._source.traits.length)
         walk = self._kind(self._source, (key0, key1), epoch, offset)
         if steps is not None:
             walk.total = steps
-        elif self._source.unknown_length:
+        elif self._source.traits.unknown_length:
             walk.epochs = self._epochs
         elif self._epochs is not None:
             walk.total = walk.to_the_end(self._epochs)
@@ -76,9 +76,11 @@ class WalkingIterator(BatchIterator[T]):
 
     def _beginning(self, walk: Walk) -> tuple[Key, int] | None:
         source = self._source
-        if not source.random or not walk.from_the_beginning:
+        if not source.traits.random or not walk.from_the_beginning:
             return None
-        whole = source.unknown_length or walk.total is None or walk.total >= walk.to_the_end(1)
+        whole = (
+            source.traits.unknown_length or walk.total is None or walk.total >= walk.to_the_end(1)
+        )
         return (walk.key, walk.epoch) if whole else None
 
     def _note_end(self) -> None:
@@ -91,10 +93,10 @@ class WalkingIterator(BatchIterator[T]):
     def _state_now(self) -> PipelineState:
         walk = self._walk
         words = to_device(walk.words_at(walk.handed))
-        return PipelineState(words, self._source.fingerprint)
+        return PipelineState(words, self._source._fingerprint)
 
     def _set_state(self, state: PipelineState) -> None:
-        check_state(state, self._source.fingerprint)
+        check_state(state, self._source._fingerprint)
         self._start(state, None if self._steps is None else self._left)
 
 
@@ -135,7 +137,7 @@ class PositionalIterator(WalkingIterator[T]):
         come = self._source.steps_per_epoch if self._steps is None else 0
         if walk.total is not None and max(walk.total, come) < LEAST_CALLS * many:
             many = 1
-        known = True if self._source.light else self._learnt.ahead
+        known = True if self._source.traits.light else self._learnt.ahead
         self._many, self._count = many, many if known else 1
         self._undecided = many > 1 and known is None
 
@@ -193,13 +195,13 @@ class SteppingIterator(WalkingIterator[T]):
     def _begin(self, walk: Walk) -> None:
         assert isinstance(walk, _Steps)
         words = to_device(walk.words_at(0))
-        walk.made = 0, PipelineState(words, self._source.fingerprint)
+        walk.made = 0, PipelineState(words, self._source._fingerprint)
         self._walk = walk
 
     def _advance(self) -> tuple[T, Mask]:
         self._end_if_done()
         handed, state = self._walk.made
-        batch, mask, state = run_next(self._source, state)
+        batch, mask, state = run(self._source, state)
         self._bar.update()
         self._walk.made = handed + 1, state
         return batch, mask
@@ -230,7 +232,7 @@ class StreamIterator(BatchIterator[T]):
     def _advance(self) -> tuple[T, Mask]:
         self._end_if_done()
         state, left = self._at
-        batch, mask, state = run_next(self._source, state)
+        batch, mask, state = run(self._source, state)
         self._bar.update()
         self._at = state, None if left is None else left - 1
         return batch, mask

@@ -18,6 +18,7 @@ from ..core.execute import read_rows
 from ..core.flax_states import enter_into_flax
 from ..core.host_data import identity_on_host
 from ..core.numbers import as_whole
+from ..core.pipeline import as_built, elements_of
 from ..core.policy import get_policy_state, set_policy_state
 from ..core.position import starts
 from ..core.positional import Positional
@@ -38,7 +39,7 @@ from .learnt import Learnt
 from .next_batch import NextBatch
 from .scan_epoch import scan_epoch
 from .workers.options import check_options
-from .workers.seam import Seam, with_readers
+from .workers.readers import with_readers
 
 T = TypeVar("T")
 Carry = TypeVar("Carry")
@@ -112,7 +113,12 @@ class DataLoader(Generic[T]):
     @property
     def source(self) -> Source[T]:
         """The pipeline: a source with the stages around it."""
-        return self.running.source if isinstance(self.running, Seam) else self.running
+        return as_built(self.running)
+
+    @property
+    def readers(self) -> Any:
+        """Who reads what Python makes of the pipeline; None: it makes nothing."""
+        return getattr(self.running, "readers", None)
 
     # One step
 
@@ -213,10 +219,10 @@ class DataLoader(Generic[T]):
         _check_count("steps", steps, 0)
         check_body(body_fn, feedback)
         if isinstance(self.source, Positional):
-            check_state(state, self.source.fingerprint)
+            check_state(state, self.source._fingerprint)
         steps = self.steps_per_epoch if steps is None else operator.index(steps)
         source = resolve(current(self.running, state), state)
-        if isinstance(source, Positional) and source.host:
+        if source.traits.host:
             raise_kept((identity_on_host(source),))
         return scan_epoch(source, state, carry, body_fn, steps, unroll, feedback, progress)
 
@@ -241,10 +247,10 @@ class DataLoader(Generic[T]):
         """The state from which step number `step` (from 0, through all epochs) is made; O(1)."""
         source = self._positional("state_at")
         _check_count("step", step, 0)
-        epoch, offset = starts(np, 0, 0, operator.index(step), **source.plan.arithmetic)
+        epoch, offset = starts(np, 0, 0, operator.index(step), **source._plan.arithmetic)
         key0, key1 = to_host(key_words(key)).tolist()
         words = make_words((key0, key1), int(epoch), int(offset))
-        return PipelineState(to_device(words), source.fingerprint)
+        return PipelineState(to_device(words), source._fingerprint)
 
     def batch_at(self, key: Any, step: int) -> tuple[T, Mask]:
         """The batch of step number `step` and its mask, whatever was read before.
@@ -267,14 +273,14 @@ class DataLoader(Generic[T]):
         array([4, 5, 6, 7])
         """
         source = self._positional("indices_at")
-        rows, _ = source.plan.rows_for(to_host(self.state_at(key, step).words), 1)
+        rows, _ = source._plan.rows_for(to_host(self.state_at(key, step).words), 1)
         index = rows.index.reshape(-1)
         return index if rows.valid is None else index[rows.valid.reshape(-1)]
 
     def _positional(self, name: str) -> Positional[T]:
         if not isinstance(self.source, Positional):
             raise UsageError(
-                f"`{name}` needs an indexed pipeline; {self.source.label} is a stream, whose "
+                f"`{name}` needs an indexed pipeline; {self.source._label} is a stream, whose "
                 f"batches depend on those before: step through it with `next_batch`."
             )
         return self.source
@@ -284,7 +290,7 @@ class DataLoader(Generic[T]):
     @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch that starts at its beginning."""
-        if isinstance(self.source, Positional) and self.source.unknown_length:
+        if self.source.traits.unknown_length:
             raise UsageError(
                 "how many batches an epoch has is not known: the data only iterates. Pass "
                 "`IterableSource(make_iterator, length=...)`, or `steps=` to `scan_epoch`; "
@@ -307,9 +313,9 @@ class DataLoader(Generic[T]):
         return f"DataLoader: {summary(self.source)}\n{draw(self.source, self._reading())}"
 
     def _reading(self) -> str:
-        if not isinstance(self.running, Seam):
+        readers = self.readers
+        if readers is None:
             return ""
-        readers = self.running.readers
         if not readers.threads:
             return "read by the caller"
         threads = "1 thread" if readers.threads == 1 else f"{readers.threads} threads"
@@ -320,7 +326,7 @@ class DataLoader(Generic[T]):
     @property
     def skipped(self) -> int:
         """How many elements were left out because of errors, under `on_error`."""
-        return self.running.readers.skipped if isinstance(self.running, Seam) else 0
+        return 0 if self.readers is None else self.readers.skipped
 
     def read_element(self, index: int, *, key: Any = 0, epoch: int = 0) -> Any:
         """The element of an index as it is before batching, read by the caller; for debugging.
@@ -330,9 +336,7 @@ class DataLoader(Generic[T]):
         >>> loader.read_element(1)
         2
         """
-        source: Any = current(self._positional("read_element"), None)
-        while source.lanes:
-            source = source.inner
+        source = elements_of(current(self._positional("read_element"), None))
         whole = as_whole(index)
         if whole is None or not 0 <= whole < len(source):
             raise UsageError(
@@ -341,10 +345,14 @@ class DataLoader(Generic[T]):
         _check_count("epoch", epoch, 0)
         words = to_host(key_words(key))
         rows = routed_at(source, np.array([whole]), words, epoch)
-        if source.host and source.produces:
-            found = source.produce(rows).element(0)
+        if source.traits.host and source.traits.by_python:
+            found = source._produce(rows).element(0)
             if found is SKIPPED:
-                why = "the iterator has ended" if source.unknown_length else "it is filtered out"
+                why = (
+                    "the iterator has ended"
+                    if source.traits.unknown_length
+                    else "it is filtered out"
+                )
                 raise UsageError(f"there is no element {whole}: {why}.")
             return found
         values, _ = read_rows(source, rows, masked=False)
@@ -355,8 +363,8 @@ class DataLoader(Generic[T]):
 
         Raises what a host function raised in a program over several devices, and nobody has seen.
         """
-        if isinstance(self.running, Seam):
-            self.running.readers.close()
+        if self.readers is not None:
+            self.readers.close()
         self.source.close()
         raise_unseen()
 

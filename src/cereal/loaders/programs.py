@@ -41,7 +41,7 @@ class Body(NamedTuple):
     @property
     def inputs(self) -> tuple[Any, ...]:
         """What it is called with, as arrays or their specs."""
-        mask = jax.ShapeDtypeStruct(self.source.mask_shape, np.bool_)
+        mask = jax.ShapeDtypeStruct(self.source.traits.mask_shape, np.bool_)
         return (self.given, self.source.element_spec(), mask)
 
 
@@ -83,7 +83,7 @@ _quick: OrderedDict[int, dict[Hashable, _Quick]] = OrderedDict()
 
 def _remember(name: Hashable, body: Body, proof: Proof, run: Any) -> None:
     fn = body.functions[0]
-    spec, kind = getattr(body.source, "spec", None), kind_of(body.given)
+    spec, kind = getattr(body.source, "_spec", None), kind_of(body.given)
     if isinstance(fn, types.FunctionType) and spec is not None:
         found = _quick.setdefault(id(fn), {})
         if len(found) >= Latest.most:
@@ -96,10 +96,10 @@ def _remember(name: Hashable, body: Body, proof: Proof, run: Any) -> None:
 
 def _found_quickly(name: Hashable, body: Body) -> Any:
     fn = body.functions[0]
-    if not isinstance(fn, types.FunctionType) or not hasattr(body.source, "spec"):
+    if not isinstance(fn, types.FunctionType) or not hasattr(body.source, "_spec"):
         return None
     found = _quick.get(id(fn), {}).get(name)
-    if found is None or body.source.spec is not found.spec or not found.proof.holds():
+    if found is None or body.source._spec is not found.spec or not found.proof.holds():
         return None
     if found.context != (eager(), tracing_context()) or kind_of(body.given) != found.kind:
         return None

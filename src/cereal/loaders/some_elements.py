@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError, UsageError
-from ..core.execute import routed_rows, run_next
+from ..core.execute import routed_rows, run
 from ..core.position import starts, steps_left
 from ..core.positional import Positional
 from ..core.reading import SKIPPED
@@ -25,13 +25,12 @@ from ..core.spec import format_spec
 from ..core.stage import Transform
 from ..core.state import check_state, host_words, make_words
 from ..core.taken import OBJECT
-from ..monitor.drawing import stages_of
+from ..monitor.drawing import first_of
 from ..monitor.sheet.captions import is_names
 from ..monitor.sheet.contents import Columns, named_leaves
 from ..sources.dataset import is_dataset
 from .batch_iterator import BatchIterator
 from .loader import DataLoader
-from .workers.seam import Seam
 
 _MOST = 64
 
@@ -66,9 +65,9 @@ def some_elements(data: Any, count: int | None, state: Any, key: Any, step: int 
         source = data.source if isinstance(data, DataLoader) else data
         start = _start(source, state, key, step)
         where = f"step {step or 0:,}" if state is None else _position(source, state)
-        if not source.lanes and _has_objects(source):
+        if not source.traits.lanes and _has_objects(source):
             return _of_python(source, count, start, where)
-        most = batches if source.lanes else math.inf
+        most = batches if source.traits.lanes else math.inf
         return _of_loader(_quiet(data), count, most, start, where)
     if state is not None or key is not None or step is not None:
         raise UsageError(
@@ -89,8 +88,9 @@ def _quiet(data: DataLoader[Any] | Source[Any]) -> DataLoader[Any]:
     """The same pipeline, read by the caller."""
     if isinstance(data, Source):
         return DataLoader(data, workers=0)
-    options = data.running.readers.options if isinstance(data.running, Seam) else None
-    return DataLoader(data.source, workers=0, on_error=options.on_error if options else "raise")
+    readers = data.readers
+    on_error = "raise" if readers is None else readers.options.on_error
+    return DataLoader(data.source, workers=0, on_error=on_error)
 
 
 def _start(source: Source[Any], state: Any, key: Any, step: int | None) -> Any:
@@ -98,16 +98,16 @@ def _start(source: Source[Any], state: Any, key: Any, step: int | None) -> Any:
         if key is not None or step is not None:
             raise UsageError("preview: pass `state=`, or `key=` and `step=`, not both.")
         if isinstance(source, Positional):
-            check_state(state, source.fingerprint)
+            check_state(state, source._fingerprint)
         return state
     key, step = 0 if key is None else key, step or 0
     if not isinstance(source, Positional):
         state = source.init_state(jax.random.key(key) if isinstance(key, int) else key)
         for _ in range(step):
-            state = run_next(source, state)[2]
+            state = run(source, state)[2]
         return state
     first = source.init_state(key)
-    at = starts(np, 0, 0, step, **source.plan.arithmetic)
+    at = starts(np, 0, 0, step, **source._plan.arithmetic)
     key0, key1, _, _ = host_words(first)
     return first.replaced(jnp.asarray(make_words((key0, key1), int(at[0]), int(at[1]))))
 
@@ -127,14 +127,14 @@ def _steps_left(source: Source[Any], state: Any) -> float:
     """How many steps there are to the end of the epoch, at least one."""
     if not isinstance(source, Positional):
         return max(1, source.steps_per_epoch)
-    if source.unknown_length:
+    if source.traits.unknown_length:
         return math.inf
-    return max(1, steps_left(host_words(state)[3], 1, **source.plan.arithmetic))
+    return max(1, steps_left(host_words(state)[3], 1, **source._plan.arithmetic))
 
 
 def _of_loader(loader: DataLoader[Any], count: int, most: float, state: Any, where: str) -> Some:
     source = loader.source
-    lanes, owner = source.lanes, stages_of(source)[0].label
+    lanes, owner = source.traits.lanes, first_of(source)._label
     size = math.prod(lanes)
     steps = min(most, -(-count // size), _steps_left(source, state))
     columns: Columns = {}
@@ -144,7 +144,7 @@ def _of_loader(loader: DataLoader[Any], count: int, most: float, state: Any, whe
         numbers = _indices(source, state, len(mask))
         batch, state, real = loader.next_batch(state)
         real = np.logical_or.reduce(np.asarray(real).reshape(size, -1), axis=1)
-        if isinstance(source, Positional) and source.unknown_length and not real.any():
+        if source.traits.unknown_length and not real.any():
             break  # the iterator has ended
         for name, values in _per_element(batch, lanes).items():
             columns.setdefault(name, []).extend(values)
@@ -165,8 +165,8 @@ def _of_loader(loader: DataLoader[Any], count: int, most: float, state: Any, whe
 def _indices(source: Source[Any], state: Any, otherwise: int) -> list[int]:
     """Which elements of the data a step has."""
     if not isinstance(source, Positional):
-        return list(range(otherwise, otherwise + math.prod(source.lanes)))
-    rows, _ = source.plan.rows_for(np.asarray(state.words), 1)
+        return list(range(otherwise, otherwise + math.prod(source.traits.lanes)))
+    rows, _ = source._plan.rows_for(np.asarray(state.words), 1)
     return rows.index.reshape(-1).tolist()
 
 
@@ -184,16 +184,16 @@ def _per_element(batch: Any, lanes: tuple[int, ...]) -> Columns:
 def _of_python(source: Any, count: int, state: Any, where: str) -> Some:
     """Elements that are no arrays, as Python makes them."""
     n = int(min(count, _steps_left(source, state)))
-    if source.stream is not None:
-        source.stream.adopt(state.bookmark)
+    if source._iterators is not None:
+        source._iterators.adopt(state.bookmark)
     rows, _ = routed_rows(source, state.words, n)
-    taken = source.produce(rows)
+    taken = source._produce(rows)
     elements = [taken.element(lane) for lane in range(n)]
     places = [f"#{index}" for index in rows.index.tolist()]
-    if source.unknown_length:
+    if source.traits.unknown_length:
         there = [i for i, element in enumerate(elements) if element is not SKIPPED]
         elements, places = [elements[i] for i in there], [places[i] for i in there]
-    owner = stages_of(source)[0].label
+    owner = first_of(source)._label
     return _listed(elements, places, owner, f"{owner}, {where}")
 
 

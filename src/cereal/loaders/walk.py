@@ -24,7 +24,7 @@ class Walk:
     epochs: int | None = None  # epochs to go, where nobody knows how long they are
 
     def __init__(self, source: Positional[Any], key: Key, epoch: int, offset: int) -> None:
-        self._arithmetic = source.plan.arithmetic
+        self._arithmetic = source._plan.arithmetic
         self.key, self.epoch, self.offset = key, epoch, offset
 
     @property

@@ -20,7 +20,8 @@ from ..core.pytree import pytree_dataclass, static_field
 from ..core.source import Mask, Source
 from ..core.spec import Spec, format_spec
 from ..core.stage import Transform
-from ..core.wrapper import StreamWrapper
+from ..core.stream_stages import StreamWrapper
+from ..core.traits import Traits
 from .returns import backwards, over
 
 T_co = TypeVar("T_co", covariant=True)
@@ -62,18 +63,18 @@ class EpisodeStatisticsTransform(Transform[Any, Any]):
     def __call__(self, source: Source[Any]) -> Source[Any]:
         if not isinstance(source, Source):
             raise PipelineError(
-                f"{self.label} must be called with a source, got {type(source).__name__}; write "
-                f"`{self.label}()(source)`."
+                f"{self._label} must be called with a source, got {type(source).__name__}; write "
+                f"`{self._label}()(source)`."
             )
         if isinstance(source, Positional):
             raise PipelineError(
-                f"{self.label} carries sums from step to step, and {source.label} is an indexed "
+                f"{self._label} carries sums from step to step, and {source._label} is an indexed "
                 f"pipeline, whose batches know nothing of those before; put it over a stream, such "
                 f"as a GymnaxSource. Of stored steps, compute them once: "
                 f"`cereal.rl.episode_statistics(reward, done)`."
             )
         spec = source.element_spec()
-        _check_keys(spec, self.label)
+        _check_keys(spec, self._label)
         parts = _Parts(spec["reward"].shape, spec["done"].shape)
         added = {
             _RETURN: jax.ShapeDtypeStruct(parts.reward, jnp.float32),
@@ -81,7 +82,7 @@ class EpisodeStatisticsTransform(Transform[Any, Any]):
         }
         if parts.reward[: len(parts.done)] != parts.done:
             raise PipelineError(
-                f"{self.label}: `reward` is {format_spec(spec['reward'])} and `done` "
+                f"{self._label}: `reward` is {format_spec(spec['reward'])} and `done` "
                 f"{format_spec(spec['done'])}; there must be one `done` for each reward."
             )
         return EpisodeStream(source, Spec({**spec, **added}))
@@ -126,24 +127,25 @@ class EpisodeStream(StreamWrapper[T_co]):
     spec: Spec = static_field()
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return "EpisodeStatisticsTransform"
 
-    @property
-    def light(self) -> bool:
-        return False
+    def _describe(self) -> Traits:
+        return self.source.traits.but(light=False)
 
     def init_state(self, key: Any) -> EpisodeState:
-        spec, axes = self.source.element_spec(), len(self.lanes)
+        spec, axes = self.source.element_spec(), len(self.traits.lanes)
         total = jnp.zeros(spec["reward"].shape[axes:], jnp.float32)
         steps = jnp.zeros(spec["done"].shape[axes:], jnp.int32)
         return EpisodeState(self.source.init_state(key), total, steps)
 
-    def step(self, state: EpisodeState) -> tuple[T_co, Mask, EpisodeState]:
-        return self._counted(state, self.source.step(state.source), self.lanes)
+    def _step(self, state: EpisodeState) -> tuple[T_co, Mask, EpisodeState]:
+        return self._counted(state, self.source._step(state.source), self.traits.lanes)
 
-    def step_many(self, state: EpisodeState, n: int) -> tuple[T_co, Mask, EpisodeState]:
-        return self._counted(state, self.source.step_many(state.source, n), (n, *self.lanes))
+    def _step_many(self, state: EpisodeState, n: int) -> tuple[T_co, Mask, EpisodeState]:
+        return self._counted(
+            state, self.source._step_many(state.source, n), (n, *self.traits.lanes)
+        )
 
     def _counted(
         self, state: EpisodeState, stepped: tuple[Any, Any, Any], lanes: tuple[int, ...]

@@ -16,6 +16,7 @@ from ..core.extras import needs
 from ..core.numbers import as_count
 from ..core.pytree import pytree_dataclass
 from ..core.source import Mask
+from ..core.traits import Traits
 from .environment import Step
 from .gymnasium import GymnasiumEnvironments, Parts
 from .rollout import RolloutSource, RolloutState, Transition
@@ -83,9 +84,8 @@ class GymnasiumSource(RolloutSource):
             environments.close()
             raise
 
-    @property
-    def callbacks(self) -> tuple[Any, ...]:
-        return (self.env.value.identity,)
+    def _describe(self) -> Traits:
+        return super()._describe().but(callbacks=(self.env.value.identity,))
 
     def close(self) -> None:
         """Closes the environments that the source made; `init_state` makes them again."""
@@ -93,17 +93,17 @@ class GymnasiumSource(RolloutSource):
 
     def init_state(self, key: Any) -> RolloutState:
         """Environments at the beginning of their first episodes; states made before end here."""
-        with raising(self.callbacks):
+        with raising(self.traits.callbacks):
             state = super().init_state(key)
             # Python has reset them, or has failed, when the state is handed out.
             return jax.block_until_ready(state) if eager() else state
 
-    def step(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
-        transition, mask, state = super().step(state)
+    def _step(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
+        transition, mask, state = super()._step(state)
         return transition, mask & _went_on(state), state
 
-    def step_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
-        transitions, mask, state = super().step_many(state, n)
+    def _step_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
+        transitions, mask, state = super()._step_many(state, n)
         return transitions, mask & _went_on(state), state
 
     def _reset_all(self, keys: Any) -> tuple[Any, Any]:

@@ -42,7 +42,7 @@ class SegmentStage(Stage[Any, Any]):
         """Which keys it reads, and what to do where one is missing."""
 
     def __call__(self, source: Source[Any]) -> Source[Any]:
-        if isinstance(source, Positional) and source.lanes:
+        if isinstance(source, Positional) and source.traits.lanes:
             self._check_steps_follow(source)
         return super().__call__(source)
 
@@ -61,41 +61,42 @@ class SegmentStage(Stage[Any, Any]):
     def _check(self, values: Any, lanes: tuple[int, ...]) -> None:
         if not lanes:
             raise PipelineError(
-                f"{self.label} works on segments, steps in a row; put it after the "
+                f"{self._label} works on segments, steps in a row; put it after the "
                 f"`BatchTransform(T)` that makes segments of T steps. If elements are segments "
                 f"themselves, call {_FUNCTIONS} on them in a MapTransform."
             )
         if not isinstance(values, dict):
             raise PipelineError(
-                f"{self.label} needs batches that are dicts, with the keys {sorted(self.needs)}; "
+                f"{self._label} needs batches that are dicts, with the keys {sorted(self.needs)}; "
                 f"got {type(values).__name__}."
             )
         for name, fix in self.needs.items():
             if name not in values:
                 raise PipelineError(
-                    f"{self.label}: batches have no key {name!r}, they have {sorted(values)}; "
+                    f"{self._label}: batches have no key {name!r}, they have {sorted(values)}; "
                     f"{fix}."
                 )
         twice = [name for name in self.adds if name in values]
         if twice:
             raise PipelineError(
-                f"{self.label} adds {twice[0]!r}, but batches have that key already; rename it "
+                f"{self._label} adds {twice[0]!r}, but batches have that key already; rename it "
                 f'before, with `RenameTransform({{"{twice[0]}": ...}})`.'
             )
 
     def _check_steps_follow(self, source: Positional[Any]) -> None:
         """The rows of a batch must be steps in a row."""
-        if source.order.random:
+        if source._order.random:
             raise PipelineError(
-                f"{self.label} needs steps in a row, but the order of the data is "
-                f'{source.order.name}; pass `ordering="sequential"` to the source. To shuffle '
+                f"{self._label} needs steps in a row, but the order of the data is "
+                f'{source._order.name}; pass `ordering="sequential"` to the source. To shuffle '
                 f"segments, cut them with `WindowSource(data, T)` and call {_FUNCTIONS} in a "
                 f"MapTransform before batching."
             )
-        steps = source.lanes[-1]
-        if source.remainder == "wrap" and not source.unknown_length and source.length % steps:
+        steps = source.traits.lanes[-1]
+        traits = source.traits
+        if traits.remainder == "wrap" and not traits.unknown_length and traits.length % steps:
             raise PipelineError(
-                f"{self.label}: {source.length} steps are no whole number of segments of {steps}, "
+                f"{self._label}: {traits.length} steps are no whole number of segments of {steps}, "
                 f"and one would go on from the last step to the first; pass `pad_last_batch=True` "
                 f"or `drop_last=True` to the BatchTransform."
             )
@@ -132,7 +133,7 @@ class RewardToGoTransform(SegmentStage):
         set_fields(self, gamma=as_fraction(gamma, "gamma", "RewardToGoTransform"))
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return f"RewardToGoTransform(gamma={_shown(self.gamma)})"
 
     @property
@@ -175,7 +176,7 @@ class NStepReturnTransform(SegmentStage):
         set_fields(self, n=as_count(n, "n", owner), gamma=as_fraction(gamma, "gamma", owner))
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return f"NStepReturnTransform({self.n}, gamma={_shown(self.gamma)})"
 
     @property
@@ -244,7 +245,7 @@ class GAETransform(SegmentStage):
         )
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         value_fn = "" if self.value_fn is None else f", value_fn={self.value_fn.name}"
         return f"GAETransform(gamma={_shown(self.gamma)}, lam={_shown(self.lam)}{value_fn})"
 
@@ -280,8 +281,8 @@ class GAETransform(SegmentStage):
             found = format_spec(made) if hasattr(made, "dtype") else type(made).__name__
             last = getattr(made, "shape", None) == (*shape, 1)
             raise PipelineError(
-                f"{self.label}: `value_fn` must return one array with one value per step, of shape "
-                f"{shape}, returned {found}"
+                f"{self._label}: `value_fn` must return one array with one value per step, of "
+                f"shape {shape}, returned {found}"
                 + ("; write `[..., 0]` to take its last axis away." if last else ".")
             )
         return jnp.asarray(made)

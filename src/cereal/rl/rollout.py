@@ -21,15 +21,16 @@ import jax.numpy as jnp
 from ..core.capture import eager
 from ..core.compiled import TracedAgain
 from ..core.errors import PipelineError, StateError
-from ..core.execute import many_steps, run_many, run_next
+from ..core.execute import many_steps
 from ..core.function import Function
 from ..core.held import Held, hold
 from ..core.numbers import as_count
 from ..core.policy import PolicySlot, empty_slot, get_policy_state, set_policy_state
 from ..core.pytree import pytree_dataclass, set_copy, set_fields, static_field
-from ..core.source import Mask, Source
+from ..core.source import Mask
 from ..core.spec import Spec, strong
 from ..core.state import key_words
+from ..core.stream_stages import CompiledStream
 from ..core.threefry import ROLLOUT, key_for, threefry
 from .environment import Environment, Step
 from .policies import Axes, as_axes, as_policy, as_template, over_environments
@@ -50,7 +51,7 @@ _MOST_KEYS = 1 << 22  # drawn at once
 
 
 @pytree_dataclass
-class RolloutSource(Source[Transition]):
+class RolloutSource(CompiledStream[Transition]):
     """Transitions of a policy in N environments, any that have the two functions of `Environment`.
 
         RolloutSource(BraxEnvironment(env), policy_step, template, num_envs=64)
@@ -128,7 +129,7 @@ class RolloutSource(Source[Transition]):
         return self.spec.tree
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         many = "" if self.num_envs == 1 else f", num_envs={self.num_envs}"
         return f"{type(self).__name__}({name_of(self.env.value)}{many})"
 
@@ -149,7 +150,7 @@ class RolloutSource(Source[Transition]):
         state = jax.eval_shape(self.init_state, key_shape())
         state = set_copy(state, policy=PolicySlot(self.template.tree, self.template, True))
         try:
-            return Spec(jax.eval_shape(self.step, state)[0])
+            return Spec(jax.eval_shape(self._step, state)[0])
         except ValueError as error:
             if "vmap" not in str(error) and "out_axes" not in str(error):
                 raise
@@ -194,19 +195,19 @@ class RolloutSource(Source[Transition]):
         return RolloutState(environment, observation, new, slot, keys, steps)
 
     def next(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
-        return run_next(self, _checked_state(state, self))
+        return super().next(_checked_state(state, self))
 
     def next_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
-        return run_many(self, _checked_state(state, self), n)
+        return super().next_many(_checked_state(state, self), n)
 
-    def step(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
+    def _step(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
         state = _checked_state(state, self)
         words = self._draw(state.keys, state.steps, 1, self._purposes)[0]
         moving, transition = self._advance(self._moving(state), words)
         after = self._after(state, moving, transition["done"], 1)
         return transition, jnp.bool_(True), after
 
-    def step_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
+    def _step_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
         """All keys are drawn at once; then the environments are stepped."""
         if n * self.num_envs > _MOST_KEYS:
             return many_steps(self, state, n)
@@ -357,19 +358,19 @@ def _checked(env: Any, owner: str) -> Any:
 def _checked_state(state: Any, source: RolloutSource) -> RolloutState:
     if not isinstance(state, RolloutState):
         raise StateError(
-            f"{source.label}: `state` must be what `init_state(key)` or the last step returned, "
+            f"{source._label}: `state` must be what `init_state(key)` or the last step returned, "
             f"got {type(state).__name__}."
         )
     theirs, ours = state.new_episode.shape, source._lanes
     if theirs != ours:
         raise StateError(
-            f"{source.label}: the state has environments of shape {theirs}, the source {ours}; "
+            f"{source._label}: the state has environments of shape {theirs}, the source {ours}; "
             f"make a state with this source's `init_state(key)`. States of `jax.vmap` go into "
             f"`jax.vmap(loader.next_batch)`."
         )
     if state.policy.spec != source.template:
         raise StateError(
-            f"{source.label}: the state is for policies like {state.policy.spec}, this source for "
+            f"{source._label}: the state is for policies like {state.policy.spec}, this source for "
             f"{source.template}; make a state with this source's `init_state(key)`."
         )
     return state

@@ -33,15 +33,15 @@ class ArraysOnHost(HostIndexed[Any]):
         return self.spec.tree
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         carried = f", index_key={self.index_key!r}" if self.index_key else ""
-        return f"ArraySampleSource(ordering={self.order.name}{carried})"
+        return f"ArraySampleSource(ordering={self._order.name}{carried})"
 
     @property
-    def roots(self) -> frozenset[int]:
+    def _roots(self) -> frozenset[int]:
         return frozenset([self.data.number])
 
-    def take_host(self, indices: np.ndarray) -> Any:
+    def _take_host(self, indices: np.ndarray) -> Any:
         return with_index(self.data.rows(indices), indices.astype(np.int32), self.index_key)
 
 

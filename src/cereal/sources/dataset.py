@@ -20,6 +20,7 @@ from ..core.reading import reading
 from ..core.rows import Rows
 from ..core.spec import Spec, is_array_like
 from ..core.taken import Taken, spec_of_element
+from ..core.traits import Traits
 from .array import ArraySampleSource
 from .by_element import ByElement, ElementData
 from .grain_epochs import Epochs, epochs_of
@@ -60,23 +61,22 @@ class DatasetSource(ByElement[Any]):
         epochs = epochs_of(dataset)
         set_fields(self, data=_Dataset(dataset, n if epochs != "same" else 0), n=n, ordering=order)
         set_fields(self, epochs=epochs)
-        set_fields(self, spec=Spec(spec_of_element(self.sample())))
+        set_fields(self, spec=Spec(spec_of_element(self._sample())))
 
     @property
     def by_epoch(self) -> bool:  # type: ignore[override]
         return self.epochs != "same"
 
-    @property
-    def fixed(self) -> bool:
-        return self.epochs != "moved"
+    def _describe(self) -> Traits:
+        return self._describe_by(fixed=self.epochs != "moved")
 
     def __len__(self) -> int:
         return self.n
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         kind = type(self.data.dataset).__name__
-        return f"{_OWNER}({kind}[{self.n}], ordering={self.order.name})"
+        return f"{_OWNER}({kind}[{self.n}], ordering={self._order.name})"
 
 
 def _length(dataset: Any) -> int:

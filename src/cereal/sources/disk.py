@@ -13,6 +13,7 @@ from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import Spec, as_override
 from ..core.taken import spec_of_element
+from ..core.traits import Traits
 from .by_element import ByElement, ElementData
 
 _OWNER = "DiskSampleSource"
@@ -72,7 +73,7 @@ class DiskSampleSource(ByElement[Any]):
         set_fields(self, by_epoch=data.by_epoch)
         promised = as_override(sample_spec, _OWNER, "sample_spec")
         if promised is None:
-            sample = self.sample()
+            sample = self._sample()
             if sample is None:
                 raise PipelineError(
                     f"{_OWNER}: `{data.name}` returned None; did it forget to `return` the element?"
@@ -84,13 +85,12 @@ class DiskSampleSource(ByElement[Any]):
     def __len__(self) -> int:
         return self.n
 
-    @property
-    def ahead(self) -> int:
-        return self.prefetch_size
+    def _describe(self) -> Traits:
+        return self._describe_by(ahead=self.prefetch_size)
 
     @property
-    def label(self) -> str:
-        return f"{_OWNER}({self.data.name}, ordering={self.order.name})"
+    def _label(self) -> str:
+        return f"{_OWNER}({self.data.name}, ordering={self._order.name})"
 
 
 def _takes_epoch(sample_fn: Any) -> bool:

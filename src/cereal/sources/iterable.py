@@ -13,6 +13,7 @@ from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import Spec
 from ..core.taken import spec_of_element
+from ..core.traits import Traits
 from .by_element import ByElement
 from .stream_data import StreamData
 
@@ -78,40 +79,29 @@ class IterableSource(ByElement[Any]):
         size = MAX_HOST if n is None else n
         set_fields(self, data=data, n=size, unknown=n is None, ordering=Sequential())
         set_fields(self, by_epoch=given > 0, by_key=given > 1)
-        set_fields(self, spec=Spec(spec_of_element(data.first(self.label))))
+        set_fields(self, spec=Spec(spec_of_element(data.first(self._label))))
 
     def __len__(self) -> int:
         return self.n
 
+    def _describe(self) -> Traits:
+        return self._describe_by(
+            fixed=not self.by_epoch,
+            keyed=self.by_key,
+            unknown_length=self.unknown,
+            masks=self.unknown,
+            masks_on_host=self.unknown,
+        )
+
     @property
-    def stream(self) -> StreamData:
+    def _iterators(self) -> StreamData:
         return self.data
 
-    @property
-    def bookmark(self) -> Any:
-        return self.data.no_bookmark
-
-    @property
-    def fixed(self) -> bool:
-        return not self.by_epoch
-
-    @property
-    def keyed(self) -> bool:
-        return self.by_key
-
-    @property
-    def masks_on_host(self) -> bool:
-        return self.unknown
-
-    @property
-    def masks(self) -> bool:
-        return self.unknown
-
-    def sample(self) -> Any:
+    def _sample(self) -> Any:
         return self.data.sample
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         length = "" if self.data.length is None else f", length={self.data.length}"
         return f"{_OWNER}({self.data.name}{length})"
 

@@ -18,6 +18,7 @@ from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import Spec, spec_of
+from ..core.traits import Traits
 from .array import leaf_name, one_length
 from .array_files import open_arrays
 from .arrays_on_host import take_rows_on_host
@@ -82,19 +83,18 @@ class MemmapSource(HostIndexed[Any]):
     def __len__(self) -> int:
         return self.n
 
-    @property
-    def ahead(self) -> int:
-        return self.prefetch_size
+    def _describe(self) -> Traits:
+        return self._describe_as(host=True, by_python=True, wide=True, ahead=self.prefetch_size)
 
     def element_spec(self) -> Any:
         return self.spec.tree
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         where = f"{self.data.where}, " if self.data.where else ""
-        return f"{_OWNER}({where}ordering={self.order.name})"
+        return f"{_OWNER}({where}ordering={self._order.name})"
 
-    def take_host(self, indices: np.ndarray) -> Any:
+    def _take_host(self, indices: np.ndarray) -> Any:
         return self.data.rows(indices)
 
 

@@ -14,6 +14,7 @@ from ..core.ordering import Order, Sequential, Shuffle, as_order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.route import Route
 from ..core.source import Source
+from ..core.traits import in_words, listed
 from ..core.turns import whole_parts
 from .routed import Routed, combine, counts_of, set_routed
 from .store import Store
@@ -69,21 +70,22 @@ class MixSource(Routed[T], Generic[T]):
         ratio = ":".join(map(str, stages[0].parts[:8])) + (":..." if len(sources) > 8 else "")
         walks = "shuffle" if all(shuffled) else "own" if any(shuffled) else "sequential"
         # Positions mean the same under a longer schedule: only how it begins is in the name.
-        names = sorted({route.name for route in routes} - {""})
-        inside = f" [{', '.join(names)}]" if names else ""
-        name = f"mix {walks} {_digest(lengths, stages[0])} {ratio}{inside}"
-        path = Mixed(mixing, make_branches(routes), name)
+        parts = sorted({route.identity for route in routes} - {()}, key=in_words)
+        inside = (listed("[{}]", parts),) if parts else ()
+        digest = _digest(lengths, stages[0])
+        identity = (f"mix {{}} {{}} {{}}{' {}' * len(inside)}", walks, digest, ratio, *inside)
+        path = Mixed(mixing, make_branches(routes), identity)
         more = f", then {len(stages) - 1} more weights" if len(stages) > 1 else ""
         set_routed(self, store, path, Sequential(), f"{ratio} of {counts_of(sources)}{more}")
         set_fields(self, walks=walks)
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return f"MixSource({self.parts}, ordering={self.walks})"
 
 
 def _is_shuffled(ordering: Any, source: Any, number: int) -> bool:
-    order = source.order if ordering is None else as_order(ordering, len(source), _OWNER)
+    order = source._order if ordering is None else as_order(ordering, len(source), _OWNER)
     if isinstance(order, Sequential | Shuffle):
         return isinstance(order, Shuffle)
     whose = f"source {number} has" if ordering is None else "`ordering` is"

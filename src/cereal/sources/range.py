@@ -17,6 +17,7 @@ from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows, narrow
 from ..core.taken import Taken
+from ..core.traits import Traits
 from .index_key import check_index_key, with_index
 
 
@@ -70,26 +71,21 @@ class RangeSource(IndexedSource[jax.Array]):
     def __len__(self) -> int:
         return self.stop - self.start
 
-    @property
-    def light(self) -> bool:
-        return True
+    def _describe(self) -> Traits:
+        return self._describe_as(light=True, by_python=True)
 
     @property
-    def label(self) -> str:
-        return f"RangeSource({self.start}, {self.stop}, ordering={self.order.name})"
+    def _label(self) -> str:
+        return f"RangeSource({self.start}, {self.stop}, ordering={self._order.name})"
 
-    @property
-    def produces(self) -> bool:
-        return True
-
-    def produce(self, rows: Rows) -> Taken:
+    def _produce(self, rows: Rows) -> Taken:
         values, n = (rows.index + self.start).astype(np.int32), len(rows.index)
         if self.index_key is None:
             return Taken(n, stacked=values)
         index = rows.index.astype(np.int32)
         return Taken(n, stacked={"value": values, self.index_key: index})
 
-    def sample(self) -> Any:
+    def _sample(self) -> Any:
         return first_element(self)
 
     def element_spec(self) -> Any:

@@ -91,11 +91,12 @@ def select(
 
 
 def _check_stable(source: Any) -> None:
-    if source.random_stages or source.varies or not source.fixed:
-        what = "has a random stage" if source.random_stages else "mixes sources"
-        what = "reads data that depends on the epoch" if source.varies else what
+    traits = source.traits
+    if traits.random_stages or traits.varies or not traits.fixed:
+        what = "has a random stage" if traits.random_stages else "mixes sources"
+        what = "reads data that depends on the epoch" if traits.varies else what
         raise PipelineError(
-            f"select: {source.label} {what}, so its elements change from epoch to epoch; select "
+            f"select: {source._label} {what}, so its elements change from epoch to epoch; select "
             f"first, or mask with FilterTransform(fn)."
         )
 

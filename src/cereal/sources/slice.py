@@ -15,6 +15,7 @@ from ..core.pytree import pytree_dataclass, static_field
 from ..core.route import Route, Run
 from ..core.source import Source
 from ..core.subset import Stretch, Table
+from ..core.traits import TRACED
 from ..core.transfer import sent
 from .routed import Routed, adopt, count_of, inherited, set_routed
 from .store import Store
@@ -84,7 +85,7 @@ def _chosen(path: Route, where: Any) -> tuple[Route, str]:
             )
         n = where.shape[0]
         indices = where.astype(jnp.int32)
-        table = Table(path, indices, n, "traced", False, times_before(indices))
+        table = Table(path, indices, n, TRACED, False, times_before(indices))
         return table, f"{n} indices"
     if isinstance(where, bool | int | np.integer) or not isinstance(
         where, jax.Array | np.ndarray | list | tuple

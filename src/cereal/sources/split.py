@@ -19,6 +19,7 @@ from ..core.route import Route
 from ..core.source import Source
 from ..core.state import key_words
 from ..core.subset import Fold, Permuted
+from ..core.traits import TRACED
 from ..core.transfer import sent
 from .routed import adopt, count_of
 from .slice import SliceSource, make_slice, part_of
@@ -95,7 +96,7 @@ def kfold(
     here = least + int(extra > 0 if traced else number < extra)
     elsewhere = n - least if traced else n - here
     leaf = jnp.asarray(number, jnp.int32)
-    digest, padded = ("traced" if traced else str(number)), traced and extra > 0
+    digest, padded = (TRACED if traced else str(number)), traced and extra > 0
     made = []
     for rest, size in ((True, elsewhere), (False, here)):
         route = Fold(path, leaf, k, rest, size, padded, digest)
@@ -105,30 +106,30 @@ def kfold(
 
 
 def _check_once(source: Any, owner: str) -> None:
-    if not source.fixed:
+    if not source.traits.fixed:
         fix = "split its sources first and mix the parts"
-        if source.varies:
+        if source.traits.varies:
             fix = 'split the data before it is shuffled, and read the parts by `ordering="shuffle"`'
         raise PipelineError(
-            f"{owner}: {source.label} gives other elements at the same index in the next epoch, so "
-            f"parts of it would share elements; {fix}."
+            f"{owner}: {source._label} gives other elements at the same index in the next epoch, "
+            f"so parts of it would share elements; {fix}."
         )
-    if not source.once:
+    if not source.traits.once:
         raise PipelineError(
-            f"{owner}: {source.label} may have an element several times, so parts of it could "
+            f"{owner}: {source._label} may have an element several times, so parts of it could "
             f"share elements; split its source first and repeat or combine the parts."
         )
-    if source.overlap:
+    if source.traits.overlap:
         raise PipelineError(
-            f"{owner}: the windows of {source.label} overlap, so parts of it would share data; "
+            f"{owner}: the windows of {source._label} overlap, so parts of it would share data; "
             f"write `split_time(source, fractions)`, or cut windows that do not overlap, with "
-            f"`stride={source.overlap}`."
+            f"`stride={source.traits.overlap}`."
         )
 
 
 def _shuffled(path: Route, key: Any, first: int, size: int) -> Route:
     words = key_words(key)
-    digest = digest_of(words) if isinstance(words, np.ndarray) else "traced"
+    digest = digest_of(words) if isinstance(words, np.ndarray) else TRACED
     return Permuted(path, jnp.asarray(sent(words)), first, size, digest)
 
 

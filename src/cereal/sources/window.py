@@ -18,7 +18,9 @@ from ..core.numbers import as_fractions, as_whole
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
 from ..core.pytree import pytree_dataclass, set_copy, set_fields, static_field
+from ..core.source import Source
 from ..core.spec import Spec, spec_of
+from ..core.traits import Traits
 from ..device.gather import take_windows
 from ..device.storage import place_array
 from .array import leaf_name, one_length
@@ -109,36 +111,31 @@ class WindowSource(HostIndexed[Any]):
     def element_spec(self) -> Any:
         return self.spec.tree
 
-    @property
-    def host(self) -> bool:
-        return isinstance(self.data, _Files)
-
-    def on_host(self) -> WindowSource:
-        return self if self.host else set_copy(self, data=_Files(self.data))
-
-    @property
-    def light(self) -> bool:
-        return not self.host
-
-    @property
-    def overlap(self) -> int:
+    def _describe(self) -> Traits:
+        host = self.data is None or isinstance(self.data, _Files)  # None: without its data
         whole = self.context + self.predict
-        return whole if self.stride < whole else 0
+        overlap = whole if self.stride < whole else 0
+        return self._describe_as(
+            host=host, by_python=True, wide=host, light=not host, overlap=overlap
+        )
+
+    def _as_host(self) -> WindowSource:
+        return self if self.traits.host else set_copy(self, data=_Files(self.data))
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         predict = f", predict={self.predict}" if self.predict else ""
         stride = f", stride={self.stride}" if self.stride != 1 else ""
-        return f"WindowSource({self.context}{stride}{predict}, ordering={self.order.name})"
+        return f"WindowSource({self.context}{stride}{predict}, ordering={self._order.name})"
 
     def take(self, indices: Any) -> Any:
-        if self.host:
+        if self.traits.host:
             return super().take(indices)
         starts, whole = indices * np.int32(self.stride), self.context + self.predict
         windows = jax.tree.map(lambda leaf: take_windows(leaf, starts, whole), self.data)
         return _parted(windows, self.context, self.predict, axis=1)
 
-    def take_host(self, indices: np.ndarray) -> Any:
+    def _take_host(self, indices: np.ndarray) -> Any:
         return self.data.windows(indices, self.stride, self.context, self.predict)
 
 
@@ -213,7 +210,7 @@ def split_time(
     owner = "split_time"
     if isinstance(source, Routed) or not isinstance(source, WindowSource):
         raise PipelineError(
-            f"{owner}: `source` must be a WindowSource, got {type(source).__name__}; cut in time "
+            f"{owner}: `source` must be a WindowSource, got {_named(source)}; cut in time "
             f"first and transform or combine the parts."
         )
     given = as_fractions(fractions, owner, "(0.8, 0.2)")
@@ -239,3 +236,9 @@ def split_time(
         words = f"{begin}:{end} in time of WindowSource[{len(source)}]"
         parts.append(make_slice(source, store, route, ordering, words, owner))
     return tuple(parts)
+
+
+def _named(source: Any) -> str:
+    """How an error calls what it was given: a source by its last stage."""
+    known = isinstance(source, Source)
+    return source._label.partition("(")[0] if known else type(source).__name__

@@ -45,7 +45,7 @@ class Keeps(HostData):
 
 def _by_python(source: IndexedSource[Any]) -> bool:
     """Whether no compiled stage makes its elements, not even above another cache."""
-    return source.produces and not _keeps_programs(source)
+    return source.traits.by_python and not _keeps_programs(source)
 
 
 def _keeps_programs(source: IndexedSource[Any]) -> bool:
@@ -154,12 +154,12 @@ class Check:
     # Comparing
 
     def _leaves(self, found: tuple[Any, Any]) -> Leaves:
-        kept = found if self._upstream.masks else found[0]
+        kept = found if self._upstream.traits.masks else found[0]
         return [np.asarray(leaf) for leaf in jax.tree.leaves(kept)]
 
     def _compare(self, index: int, before: Leaves, now: Leaves, exact: bool) -> None:
         same = same_bits if exact else _alike
-        last, masks = len(now) - 1, self._upstream.masks
+        last, masks = len(now) - 1, self._upstream.traits.masks
         if masks and not before[last] and not now[last]:
             return  # left out: what stands in its place does not matter
         for at in (last, *range(last)) if masks else range(last + 1):
@@ -176,7 +176,9 @@ class Check:
                 f"{self._place}."
             )
         path = jax.tree_util.tree_flatten_with_path(self._spec.tree)[0][at][0]
-        masks = self._upstream.masks  # then the element is the first of two, its mask the other
+        masks = (
+            self._upstream.traits.masks
+        )  # then the element is the first of two, its mask the other
         where = f"`element{jax.tree_util.keystr(path[1:] if masks else path)}`"
         where = "its mask" if masks and at == len(now) - 1 else where
         raise PipelineError(

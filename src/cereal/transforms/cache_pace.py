@@ -27,7 +27,7 @@ class Pace:
 
     def __init__(self, upstream: IndexedSource[Any]) -> None:
         self._upstream = upstream
-        self._piece = _FIRST_PIECE if upstream.host else 2**62
+        self._piece = _FIRST_PIECE if upstream.traits.host else 2**62
         self._chunk = _FIRST_CHUNK
 
     def fetch(self, indices: np.ndarray) -> Rows:
@@ -37,9 +37,9 @@ class Pace:
         done, begin = 0, time.monotonic()
         while done < len(indices) and (not parts or time.monotonic() < begin + _SECONDS):
             piece, since = indices[done : done + self._piece], time.monotonic()
-            parts.append(self._upstream.fetch(routed_at(self._upstream, piece)))
+            parts.append(self._upstream._fetch(routed_at(self._upstream, piece)))
             done += len(piece)
-            if self._upstream.host:
+            if self._upstream.traits.host:
                 took = max(time.monotonic() - since, 1e-6)
                 self._piece = max(1, int(len(piece) / took * _SECONDS / 2))
         return parts[0] if len(parts) == 1 else _joined(parts)

@@ -101,7 +101,7 @@ class CacheStore(Keeps):
     def _compute(self, chunk: np.ndarray, rows: Rows) -> None:
         with self._pace.running(len(chunk), known=len(chunk) in self._sizes):
             found = read_fetched_elements(self.upstream, rows, self._sizes)
-            kept = jax.tree.leaves(found if self.upstream.masks else found[0])
+            kept = jax.tree.leaves(found if self.upstream.traits.masks else found[0])
             for array, leaf in zip(self._arrays, kept, strict=True):
                 array[chunk] = np.asarray(leaf)
                 self._unsaved += leaf.nbytes
@@ -164,4 +164,4 @@ def apart(work: Callable[[threading.Event], None]) -> None:
 def _kept(upstream: IndexedSource[Any]) -> Any:
     """What is kept of an element: itself, and its mask where stages change masks."""
     spec = upstream.element_spec()
-    return (spec, jax.ShapeDtypeStruct((), np.bool_)) if upstream.masks else spec
+    return (spec, jax.ShapeDtypeStruct((), np.bool_)) if upstream.traits.masks else spec

@@ -47,7 +47,7 @@ class HostMapTransform(HostStage):
             del lane
             return fn(protected(value), True) if with_mask else fn(protected(value))
 
-        return taken.mapped(self.label, rows, run)
+        return taken.mapped(self._label, rows, run)
 
     def on_batch(self, values: Any, mask: Any, rows: Rows, words: Any, spec: Spec) -> Any:
         del words, spec
@@ -58,9 +58,9 @@ class HostMapTransform(HostStage):
         return self.fn(protected(values), protected(seen)), mask
 
     def on_sample(self, source: Any, rows: Rows, words: Any) -> tuple[Any, Any]:
-        if not source.lanes:
+        if not source.traits.lanes:
             return super().on_sample(source, rows, words)
-        return None, self.sample_batch(source.sample(), rows)
+        return None, self.sample_batch(source._sample(), rows)
 
     def sample_batch(self, sample: Any, rows: Rows) -> Any:
         made, _ = self.on_batch(sample, None, rows, None, Spec(()))

@@ -14,6 +14,7 @@ from ..core.host_stage import HostStage, as_host_function
 from ..core.pytree import pytree_dataclass, set_fields
 from ..core.rows import Rows
 from ..core.taken import Taken, protected
+from ..core.traits import StageTraits
 
 
 @pytree_dataclass
@@ -33,7 +34,7 @@ class HostRandomMapTransform(HostStage):
     True
     """
 
-    random: ClassVar[bool] = True
+    traits: ClassVar[StageTraits] = StageTraits(random=True)
 
     fn: HostFunction
 
@@ -55,7 +56,7 @@ class HostRandomMapTransform(HostStage):
             with generator_for(high[lane], low[lane]) as rng:
                 return fn(protected(value), rng)
 
-        return taken.mapped(self.label, rows, run)
+        return taken.mapped(self._label, rows, run)
 
 
 class _Generators(threading.local):

@@ -69,7 +69,7 @@ class Options(NamedTuple):
         """
         if self.workers is not None:
             return self.workers
-        if not source.quick or self.timeout is not None:
+        if not source.traits.quick or self.timeout is not None:
             return min(4, os.cpu_count() or 1)
         return 1 if Spec(source.element_spec()).nbytes >= _LARGE else 0
 
@@ -77,9 +77,9 @@ class Options(NamedTuple):
         """How many batches are read ahead."""
         if self.prefetch is not None:
             return self.prefetch
-        batch = source.plan.batch
-        if source.ahead:
-            return max(2, -(-source.ahead // batch))
+        batch = source._plan.batch
+        if source.traits.ahead:
+            return max(2, -(-source.traits.ahead // batch))
         size = Spec(source.element_spec()).nbytes
         return max(2, min(2 * threads, _MOST_AHEAD_BYTES // max(size, 1)))
 

@@ -18,11 +18,13 @@ import numpy as np
 from ...core.buffers import Buffers
 from ...core.execute import routed_rows
 from ...core.host_data import HostData
+from ...core.pipeline import run_by
 from ...core.position import Remainder, starts
 from ...core.positional import Positional
 from ...core.reading import Reading, reading_as
 from ...core.rows import Rows
 from ...core.settings import current_settings
+from ...core.source import Source
 from ...core.state import make_words
 from ...core.transfer import to_device, to_host
 from .crew import Crew
@@ -39,14 +41,16 @@ _NOTHING = contextlib.nullcontext()
 class Readers(HostData):
     """The reading of one loader."""
 
-    def __init__(self, source: Positional[Any], options: Options) -> None:
+    def __init__(self, source: Any, options: Options) -> None:
         super().__init__()
         self.source, self.options = source, options
         self.threads = options.threads(source)
         self.prefetch = options.ahead(source, self.threads)
         self.crew = Crew(max(1, self.threads))
-        if source.stream is not None:
-            source.stream.window = max(source.stream.window, 2 * self.prefetch * source.plan.batch)
+        if source._iterators is not None:
+            source._iterators.window = max(
+                source._iterators.window, 2 * self.prefetch * source._plan.batch
+            )
         self._buffers = Buffers(self.prefetch + self.threads + 4)
         self._lock = threading.Lock()
         self._skips = _Skips()
@@ -62,7 +66,7 @@ class Readers(HostData):
 
     def track(
         self,
-        source: Positional[Any],
+        source: Any,
         words: Any,
         total: int | None,
         *,
@@ -71,20 +75,21 @@ class Readers(HostData):
         prefetch: int | None = None,
     ) -> Track | InlineTrack:
         """The steps from a position on; who takes it closes it."""
+        source = without_readers(source)
         routes = Routes(
             source, words, remainder=remainder, steps_at_once=steps_at_once, total=total
         )
         if self.threads == 0:
-            fetch = source.fetch
+            fetch = source._fetch_here
             return InlineTrack(fetch, routes, buffers=self._buffers, on_error=self._policy)
         prefetch = self.prefetch if prefetch is None else prefetch
         return self.open_track(source, routes, prefetch=prefetch, total=total)
 
-    def open_track(self, source: Positional[Any], rows_of: Any, **options: Any) -> Track:
+    def open_track(self, source: Any, rows_of: Any, **options: Any) -> Track:
         """Steps whose rows are known, read by the crew."""
         return Track(
             self.crew,
-            source.fetch,
+            source._fetch_here,
             rows_of,
             buffers=self._buffers,
             on_error=self._policy,
@@ -99,11 +104,11 @@ class Readers(HostData):
             self._served.clear()
         self.crew.close()
 
-    def fetch_now(self, source: Positional[Any], rows: Rows, *, in_program: bool) -> Rows:
+    def fetch_now(self, source: Any, rows: Rows, *, in_program: bool) -> Rows:
         """Reads in the caller's thread."""
         reading = Reading(self._policy, self._buffers, masked=in_program)
         with reading_as(reading), jax.no_execution() if in_program else _NOTHING:
-            return source.fetch(rows)
+            return source._fetch_here(rows)
 
     # Callbacks of compiled programs
 
@@ -122,8 +127,8 @@ class Readers(HostData):
     def _ask(self, position: Any, rows: Rows, at_once: int) -> tuple[_Answer, bool]:
         """The answer for a position, and whether it is ours to find."""
         words = None if position is None else position[0]
-        if position is not None and self.source.stream is not None:
-            self.source.stream.adopt(position[1])
+        if position is not None and self.source._iterators is not None:
+            self.source._iterators.adopt(position[1])
         key = (_bytes(words), _bytes(rows), current_settings().values)
         with self._lock:
             if key in self._served:
@@ -152,9 +157,7 @@ class Readers(HostData):
 
     # Walks
 
-    def _walk(
-        self, kind: str, source: Positional[Any], words: Any, prefetch: int
-    ) -> tuple[_Walk, int, Any]:
+    def _walk(self, kind: str, source: Any, words: Any, prefetch: int) -> tuple[_Walk, int, Any]:
         """The walk that comes to this position next, or a new one; which of its steps that is, and
         the words after it. With the lock held."""
         leaves = tuple(id(leaf) for leaf in jax.tree.leaves(source)) if kind == "python" else ()
@@ -194,12 +197,12 @@ class Readers(HostData):
 
     # Calls of `next_batch` outside of programs
 
-    def next_rows(self, source: Positional[Any], words: Any) -> tuple[Rows, Any]:
+    def next_rows(self, source: Any, words: Any) -> tuple[Rows, Any]:
         """The rows of this position, fetched, and the words after it.
 
         Who asks for positions one after the other is read ahead for, from the second on.
         """
-        words = to_host(words)
+        words, source = to_host(words), without_readers(source)
         with self._lock:
             walk, step, following = self._walk("python", source, words, self.prefetch)
         fetched = self._take(walk, step, None)
@@ -210,6 +213,20 @@ class Readers(HostData):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Readers, (self.source, self.options)
+
+
+def with_readers(source: Source[Any], options: Options) -> Source[Any]:
+    """The pipeline with readers of its own, if Python reads a part of it."""
+    if not isinstance(source, Positional) or not source.traits.host:
+        options.warn_unused()
+        return source
+    bare = without_readers(source)
+    return run_by(bare, Readers(bare, options), options.skips)
+
+
+def without_readers(source: Positional[Any]) -> Any:
+    """The pipeline as threads have it: they must not keep alive who would end them."""
+    return run_by(source, None) if getattr(source, "readers", source) is not None else source
 
 
 class _Answer:
@@ -257,10 +274,8 @@ class _Skips:
 class _Walk:
     """Positions that follow each other, as a program or a Python loop asks for them."""
 
-    def __init__(
-        self, source: Positional[Any], words: Any, prefetch: int, *, in_program: bool
-    ) -> None:
-        self._source, self._arithmetic = source, source.plan.arithmetic
+    def __init__(self, source: Any, words: Any, prefetch: int, *, in_program: bool) -> None:
+        self._source, self._arithmetic = source, source._plan.arithmetic
         self._words, self._asked, self._prefetch = np.asarray(words), 0, prefetch
         self._in_program = in_program
         self._lock = threading.Lock()
