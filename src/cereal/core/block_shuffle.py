@@ -9,13 +9,13 @@ import numpy as np
 
 from .errors import PipelineError
 from .gathered import gathered
+from .identity import Identity
 from .lane_permutation import permute_lanes
 from .numbers import as_whole
 from .ordering import Order
 from .permutation import inverse, permute, round_constants
 from .pytree import pytree_dataclass, set_fields, static_field
 from .threefry import BLOCK, key_for, threefry
-from .traits import Identity
 
 
 @pytree_dataclass

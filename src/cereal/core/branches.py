@@ -11,12 +11,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from .identity import Identity, listed
 from .mixing import Mixing
 from .pytree import pytree_dataclass, static_field
-from .route import Move, Route, RouteTraits, Run, Span, Spans, apart, disjoint, look_up, word
+from .route import Move, Route, RouteTraits, Run, Span, Spans, apart, disjoint, word
 from .rows import Rows
-from .search import count_up_to
-from .traits import Identity, listed
+from .search import count_up_to, look_up
 from .transfer import sent
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from .errors import PipelineError
 from .gathered import gathered
+from .identity import TRACED, Identity, in_words
 from .permutation import MAX_TRACED, permute, round_constants
 from .pytree import pytree_dataclass, said, static_field
-from .traits import TRACED, Identity, in_words
 from .transfer import sent
 
 

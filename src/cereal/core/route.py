@@ -22,13 +22,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
-from .gathered import gathered
+from .identity import Identity
 from .pytree import pytree_dataclass, static_field
 from .rows import Rows
-from .traits import Identity
 
 Move = Callable[[int], int]
 
@@ -186,12 +184,3 @@ def apart(reaches: Sequence[tuple[Span, ...]]) -> bool:
 def word(index: Any, value: int) -> Any:
     """A number of the same type as an index."""
     return np.int64(value) if isinstance(index, np.ndarray) else np.int32(value)
-
-
-def look_up(table: Any, index: Any) -> Any:
-    """table[index]; its columns, where the table has two axes."""
-    if isinstance(index, np.ndarray):
-        found = np.asarray(table)[index.astype(np.int64)].astype(np.int64)
-    else:
-        found = gathered(jnp.asarray(table), index.astype(jnp.int32))
-    return found if table.ndim == 1 else tuple(found[..., k] for k in range(table.shape[-1]))

@@ -9,16 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
+from .identity import Identity
 from .lane_permutation import permute_lanes
 from .mixing import MOST_SLOTS_IN_EPOCH, Mixing, Stage, make_mixing
 from .numbers import as_whole
 from .ordering import Order, Visit, digest_of
 from .pytree import pytree_dataclass, set_fields, static_field
 from .race import finish_order, slowness_of
-from .route import look_up
-from .search import count_up_to
+from .search import count_up_to, look_up
 from .threefry import DRAW, MIX, key_for, threefry
-from .traits import Identity
 from .transfer import sent
 from .wide import high_word
 

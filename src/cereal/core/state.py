@@ -11,9 +11,9 @@ import numpy as np
 from jax import lax
 
 from .errors import StateError
+from .identity import Identity, agree, in_words
 from .pytree import pytree_dataclass, said, static_field
 from .threefry import threefry
-from .traits import Identity, agree, in_words
 from .transfer import sent, to_device, to_host
 
 

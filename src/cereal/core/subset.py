@@ -7,11 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from .identity import TRACED, Identity
 from .permutation import permute, round_constants
 from .pytree import pytree_dataclass, static_field
-from .route import Move, Route, RouteTraits, Span, Spans, look_up, word
+from .route import Move, Route, RouteTraits, Span, Spans, word
 from .rows import Rows
-from .traits import TRACED, Identity
+from .search import look_up
 
 
 @pytree_dataclass

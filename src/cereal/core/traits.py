@@ -9,13 +9,12 @@ To add a trait: one line here, with its default; the place that sets it, and the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .errors import PipelineError
+from .identity import Identity
 from .position import Remainder
-
-Identity = tuple[Hashable, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,27 +126,3 @@ def _one_place(parts: Sequence[Traits]) -> Any:
             f"goes to one; write one DevicePutTransform, after the BatchTransform."
         )
     return next(iter(places), None)
-
-
-TRACED = "traced"
-"""Stands in an identity for a value that is being traced, so that nobody can look at it."""
-
-
-def in_words(identity: Hashable) -> str:
-    """An identity as text: its first part is a pattern, which the others fill."""
-    if not isinstance(identity, tuple):
-        return str(identity)
-    pattern, *values = identity or ("",)
-    return str(pattern).format(*map(in_words, values)).strip()
-
-
-def listed(pattern: str, parts: Sequence[Identity]) -> Identity:
-    """An identity of several, in a pattern with one place for all of them."""
-    return (pattern.format(", ".join(["{}"] * len(parts))), *parts)
-
-
-def agree(a: Hashable, b: Hashable) -> bool:
-    """Whether two identities are equal, but for values that are being traced in one of them."""
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(agree, a, b))
-    return a == b or TRACED in (a, b)

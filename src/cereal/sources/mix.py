@@ -8,13 +8,13 @@ from typing import Any, Generic, TypeVar
 
 from ..core.branches import Mixed, make_branches
 from ..core.errors import PipelineError
+from ..core.identity import in_words, listed
 from ..core.mixing import Stage, make_mixing
 from ..core.numbers import as_whole
 from ..core.ordering import Order, Sequential, Shuffle, as_order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.route import Route
 from ..core.source import Source
-from ..core.traits import in_words, listed
 from ..core.turns import whole_parts
 from .routed import Routed, combine, counts_of, set_routed
 from .store import Store

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
+from ..core.identity import TRACED
 from ..core.ordering import Order, check_indices, digest_of, is_once, times_before
 from ..core.pytree import pytree_dataclass, static_field
 from ..core.route import Route, Run
 from ..core.source import Source
 from ..core.subset import Stretch, Table
-from ..core.traits import TRACED
 from ..core.transfer import sent
 from .routed import Routed, adopt, count_of, inherited, set_routed
 from .store import Store

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
+from ..core.identity import TRACED
 from ..core.numbers import as_fractions, as_whole
 from ..core.ordering import digest_of
 from ..core.route import Route
 from ..core.source import Source
 from ..core.state import key_words
 from ..core.subset import Fold, Permuted
-from ..core.traits import TRACED
 from ..core.transfer import sent
 from .routed import adopt, count_of
 from .slice import SliceSource, make_slice, part_of

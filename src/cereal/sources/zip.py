@@ -9,13 +9,14 @@ import jax
 import numpy as np
 
 from ..core.errors import PipelineError
+from ..core.identity import listed
 from ..core.ordering import Order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.reading import SKIPPED
 from ..core.rows import Rows
 from ..core.source import Source
 from ..core.taken import Taken
-from ..core.traits import Traits, listed
+from ..core.traits import Traits
 from .members import OverMembers
 from .routed import check_part, count_of, inherited
 
