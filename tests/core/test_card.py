@@ -17,13 +17,13 @@ from cereal.core.source import Source
 from cereal.testing import check_loader, check_source
 
 # What properties and methods of sources were called before they went behind one attribute.
-FORMER = (
+FORMER = (  # noqa: SIM905
     "step step_many inner lanes mask_shape callbacks host light placement label order length "
     "remainder random_stages masks varies random route fetch next_rows read produces "
     "masks_on_host produce sample filler passes quick ahead stream moved unknown_length "
     "bookmark service plan fingerprint walk wide keyed fixed once roots members on_host "
     "overlap"
-).split()  # noqa: SIM905
+).split()
 
 
 @cereal.pytree_dataclass
