@@ -1,7 +1,8 @@
 """A progress bar around an iterator: a moving one in a terminal, a few lines in a log file.
 
-Its clock starts when the first batch is there. That one waits for compilation, and counted in it
-would make the rate too low and the estimate of what is left too long.
+Its clock starts with the second batch. Before the first one the pipeline is compiled, and between
+the two the caller's own step; counted in, that would make the rate too low and the estimate of the
+time that is left too long.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+_UNTIMED = 2  # updates that wait for compilation
 _LINES = 4  # that a log file gets after the first, where the number of batches is known
 
 
@@ -26,16 +28,16 @@ class MovingBar:
     """A tqdm bar that is drawn again and again in one place."""
 
     def __init__(self, bar: Any) -> None:
-        self._bar, self._started = bar, False
+        self._bar, self._untimed = bar, _UNTIMED
 
     def update(self, n: int = 1) -> None:
         """So many more batches were handed out."""
-        if self._started:
-            self._bar.update(n)
-        else:
-            self._started = True
+        if self._untimed:
+            self._untimed -= 1
             _start_clock(self._bar, n)
             self._bar.refresh()
+        else:
+            self._bar.update(n)
 
     def close(self) -> None:
         """The loop is over."""
@@ -49,11 +51,12 @@ class LogLines:
     """
 
     def __init__(self, bar: Any) -> None:
-        self._bar, self._next, self._shown = bar, 1, 0
+        self._bar, self._untimed, self._next, self._shown = bar, _UNTIMED, 1, 0
 
     def update(self, n: int = 1) -> None:
         """So many more batches were handed out."""
-        if self._bar.n == 0:
+        if self._untimed:
+            self._untimed -= 1
             _start_clock(self._bar, n)
         else:
             self._bar.update(n)
@@ -98,6 +101,7 @@ def _can_move(bar: type) -> bool:
 
 
 def _start_clock(bar: Any, n: int) -> None:
-    """Has the rate be that of the batches after these first ones."""
+    """Counts batches, and has the rate be that of those after them."""
     bar.unpause()
-    bar.n = bar.last_print_n = bar.initial = n
+    bar.n += n
+    bar.last_print_n = bar.initial = bar.n
