@@ -43,8 +43,8 @@ demo: $(PACKAGE) ## Train a small classifier on handwritten digits, offline, in 
 test: lint types $(INSTALLED) ## Lint, types and all tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-slow: $(INSTALLED) ## The tests that take long: processes, devices, interrupts, combinations
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m slow
+slow: $(INSTALLED) ## The tests that take long: processes, devices, interrupts, combinations, optimised programs
+	CEREAL_TEST_OPTIMIZED=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'slow or optimized'
 
 fuzz: $(INSTALLED) ## Random pipelines against a NumPy reference: make fuzz MINUTES=5 SEED=0, or COUNT=1
 	$(BIN)/python -m tests.fuzz --seed $(SEED) $(if $(COUNT),--count $(COUNT)) $(if $(MINUTES),--minutes $(MINUTES))
