@@ -14,12 +14,23 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 # Before jax is imported: shardings need devices to spread over.
-_FLAG = "--xla_force_host_platform_device_count"
-if _FLAG not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=4".strip()
+_FLAGS = {"--xla_force_host_platform_device_count": "4"}
+
+# Optimising a program takes XLA longer than the few batches of a test take to run without it.
+# Tests of what optimising could change, such as the last bit of a float, are marked `optimized`:
+# `make slow` runs them once more, with programs as users have them.
+if os.environ.get("CEREAL_TEST_OPTIMIZED") != "1":
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    # XLA ends the process at a flag that it does not know, and JAX 0.11 does not know this one.
+    if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
+        _FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
+_GIVEN = os.environ.get("XLA_FLAGS", "")
+_ADDED = [f"{name}={value}" for name, value in _FLAGS.items() if name not in _GIVEN]
+os.environ["XLA_FLAGS"] = " ".join([_GIVEN, *_ADDED]).strip()
 
 _COMPILED = Path(__file__).parent.parent / ".pytest_cache" / "jax"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_COMPILED))
@@ -52,6 +63,12 @@ def pytest_configure(config: pytest.Config) -> None:
         shutil.rmtree(_COMPILED)
 
 
+def pytest_collection_finish() -> None:
+    """The collector looks only at what tests make: modules and tests themselves stay anyway."""
+    gc.collect()
+    gc.freeze()
+
+
 # Tests with other libraries run where these are installed: `make test-bridges`.
 _LIBRARIES = ("brax", "craftax", "datasets", "grain", "jumanji", "tensorflow", "torch")
 collect_ignore = [] if all(map(importlib.util.find_spec, _LIBRARIES)) else ["bridges"]
@@ -62,6 +79,14 @@ _DESCRIPTORS = Path("/proc/self/fd")
 # The first compilation, callback or progress bar of a process opens a few descriptors for good
 # (runtime pools, terminals); a test that leaks opens one for each loader, file or worker.
 _FEW = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_programs_pile_up() -> Iterator[None]:
+    """What a file has compiled leaves memory after it."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture

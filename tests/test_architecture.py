@@ -262,20 +262,17 @@ def test_the_public_names_of_the_room_of_rollouts_are_exactly_these() -> None:
     assert sorted(name for name in names if not name.startswith("_")) == PUBLIC_RL
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [*((cereal, n) for n in PUBLIC), *((cereal.rl, n) for n in PUBLIC_RL)]
-)
-def test_a_public_name_lives_where_users_find_it_and_shows_itself(
-    module: ModuleType, name: str
-) -> None:
-    value = getattr(module, name)
-    assert value.__module__ == ("cereal" if name in PUBLIC else module.__name__)
-    assert value.__name__ == name
-    text = inspect.getdoc(value) or ""
-    first, _, rest = text.partition("\n")
-    assert first.rstrip().endswith((".", "`.", ":")) or first.endswith("`"), first
-    drawing = re.search(r"^    \S", rest, re.MULTILINE)
-    assert ">>>" in text or drawing, f"{name} has neither an example nor a drawing"
+def test_a_public_name_lives_where_users_find_it_and_shows_itself() -> None:
+    places = [*((cereal, name) for name in PUBLIC), *((cereal.rl, name) for name in PUBLIC_RL)]
+    for module, name in places:
+        value = getattr(module, name)
+        assert value.__module__ == ("cereal" if name in PUBLIC else module.__name__), name
+        assert value.__name__ == name
+        text = inspect.getdoc(value) or ""
+        first, _, rest = text.partition("\n")
+        assert first.rstrip().endswith((".", "`.", ":")) or first.endswith("`"), (name, first)
+        drawing = re.search(r"^    \S", rest, re.MULTILINE)
+        assert ">>>" in text or drawing, f"{name} has neither an example nor a drawing"
 
 
 def test_the_rooms_export_what_the_package_exports() -> None:
@@ -336,23 +333,25 @@ def test_importing_cereal_loads_jax_and_numpy_and_nothing_else_that_is_heavy() -
 # Examples
 
 
-def examples() -> Iterator[Any]:
+def examples(room: str) -> Iterator[doctest.DocTest]:
     """The examples of every docstring, read from the text: decorators cannot hide them."""
     parser = doctest.DocTestParser()
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
     for path in FILES:
+        if f"{module_of(path)}.".split(".")[1] != room:
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             text = ast.get_docstring(node) if isinstance(node, kinds) else None
             if text and ">>>" in text:
                 name = f"{module_of(path)}.{getattr(node, 'name', '')}".rstrip(".")
-                test = parser.get_doctest(text, {}, name, str(path), 0)
-                yield pytest.param(test, id=name)
+                yield parser.get_doctest(text, {}, name, str(path), 0)
 
 
-@pytest.mark.parametrize("example", list(examples()))
-def test_the_example_runs(example: doctest.DocTest) -> None:
-    example.globs = {"__name__": "__main__"}
-    output: list[str] = []
-    result = doctest.DocTestRunner().run(example, out=output.append)
-    assert result.attempted > 0
-    assert result.failed == 0, "".join(output)
+@pytest.mark.parametrize("room", ["", *ROOMS])
+def test_the_examples_of_a_room_run(room: str) -> None:
+    for example in examples(room):
+        example.globs = {"__name__": "__main__"}
+        output: list[str] = []
+        result = doctest.DocTestRunner().run(example, out=output.append)
+        assert result.attempted > 0, example.name
+        assert result.failed == 0, "".join(output)

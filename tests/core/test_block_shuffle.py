@@ -20,6 +20,8 @@ from cereal.core.position import Remainder
 from cereal.core.rows import Plan
 from cereal.core.state import make_words
 
+pytestmark = pytest.mark.optimized
+
 KEY = (3, 5)
 LAST_EPOCH = 2**32 - 1
 

@@ -16,6 +16,8 @@ from cereal import BatchTransform, DataLoader, DiskSampleSource, HostMapTransfor
 from cereal.core import buffers
 from cereal.core.buffers import ALIGNMENT, LEAST_BYTES, NO_BUFFERS, Buffers
 
+pytestmark = pytest.mark.optimized
+
 ROWS, WIDTH = 8, 1 << 15
 SHAPE = (ROWS, WIDTH)  # of float32: 1 MB
 

@@ -12,6 +12,8 @@ import cereal
 from cereal.core.callback import as_numpy, guarded, poison, raising
 from cereal.core.device_count import device_count_of_program
 
+pytestmark = pytest.mark.optimized
+
 
 class OwnError(Exception):
     pass

@@ -16,6 +16,8 @@ import cereal
 from cereal.core.threefry import STAGE, threefry
 from cereal.testing import check_loader, check_resume
 
+pytestmark = pytest.mark.optimized
+
 STEPS = 20
 # Order, element keys and integer augmentation of the pipeline below, first 20 batches, key 7.
 # If this changes, every saved state means other batches: it needs a new major version.

@@ -28,6 +28,8 @@ from cereal import (
 )
 from cereal.loaders.workers import readers as workers_readers
 
+pytestmark = pytest.mark.optimized
+
 N, B = 30, 4
 GUARD = 60.0
 

@@ -18,6 +18,8 @@ from cereal.core import lane_permutation
 from cereal.core.lane_permutation import permute_lanes
 from cereal.core.threefry import threefry
 
+pytestmark = pytest.mark.optimized
+
 LONGEST = 2**31 - 1
 STEP = 0x9E37_79B9  # from one round's number to the next
 LENGTHS = [*range(1, 40), 53, 64, 97, 127, 128, 129, 251, 255, 256, 257, 500, 509, 512]

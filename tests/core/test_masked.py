@@ -10,6 +10,8 @@ import pytest
 import cereal
 from cereal import masked_mean
 
+pytestmark = pytest.mark.optimized
+
 MASK = jnp.array([True, True, False, True])
 
 

@@ -16,6 +16,8 @@ from cereal.core.errors import PipelineError
 from cereal.core.mixing import MOST_SLOTS_IN_EPOCH, Mixing, Stage, make_mixing
 from cereal.core.turns import turn_table
 
+pytestmark = pytest.mark.optimized
+
 KEY = (np.uint32(3), np.uint32(5))
 LAST_EPOCH = 2**32 - 1
 

@@ -12,6 +12,8 @@ from tests.core.counter import Counter
 
 import cereal
 
+pytestmark = pytest.mark.optimized
+
 
 @cereal.pytree_dataclass
 class AtOnce(Counter):

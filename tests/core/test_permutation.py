@@ -16,6 +16,8 @@ from cereal.core import permutation
 from cereal.core.errors import PipelineError
 from cereal.core.permutation import MAX_TRACED, ROUNDS, ROUNDS_64, permute, round_constants
 
+pytestmark = pytest.mark.optimized
+
 Key = tuple[int, int]
 
 words = st.integers(0, 2**32 - 1)

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from cereal.core.position import Remainder, epochs_touched, starts, steps_in, steps_left
 
+pytestmark = pytest.mark.optimized
+
 RULES: tuple[Remainder, ...] = ("wrap", "pad", "drop")
 MOST = 2**31 - 1
 LAST_EPOCH = 2**32 - 1

@@ -15,6 +15,8 @@ import pytest
 
 from cereal.core.race import _exponential, _minus_log, finish_order
 
+pytestmark = pytest.mark.optimized
+
 KEY = (np.uint32(0x01234567), np.uint32(0x89ABCDEF))
 ONE = 2**26  # the unit of time
 LIMIT = 4.9  # two-sided p = 1e-6

@@ -16,6 +16,8 @@ from cereal.core.position import Remainder
 from cereal.core.rows import Plan, Rows
 from cereal.core.state import make_words
 
+pytestmark = pytest.mark.optimized
+
 RULES: tuple[Remainder, ...] = ("wrap", "pad", "drop")
 KEY = (3, 5)
 LAST_EPOCH = 2**32 - 1

@@ -22,6 +22,8 @@ from cereal.core.rows import Plan
 from cereal.core.search import count_up_to
 from cereal.core.state import make_words
 
+pytestmark = pytest.mark.optimized
+
 KEY = (0x01234567, 0x89ABCDEF)
 LAST_EPOCH = 2**32 - 1
 LIMIT = 4.9  # two-sided p = 1e-6

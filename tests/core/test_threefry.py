@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from cereal.core.permutation import ROUNDS_64
 from cereal.core.threefry import ORDER, STAGE, threefry
 
+pytestmark = pytest.mark.optimized
+
 # Threefry-2x32 with 20 rounds, from Random123's kat_vectors: key, counter, block.
 KNOWN_ANSWERS = [
     ((0x00000000, 0x00000000), (0x00000000, 0x00000000), (0x6B200159, 0x99BA4EFE)),

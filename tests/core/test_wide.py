@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from cereal.core.wide import add_below, fraction_words, high_word, times_ratio
 
+pytestmark = pytest.mark.optimized
+
 WORD = 2**32
 EXTREMES = sorted(
     {0, 1, 2, 3, 0xFFFF, 0x10000, 0x10001, 0x7FFF_FFFF, 0x8000_0000, 0x8000_0001}

@@ -13,6 +13,8 @@ from cereal.device import gather
 from cereal.device.gather import take_rows
 from cereal.testing import check_loader, check_source
 
+pytestmark = pytest.mark.optimized
+
 INDICES = np.array([4, 0, 4, 9], np.int32)
 
 

@@ -10,6 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from cereal.device.words import WordRows, pack, worth_packing
 
+pytestmark = pytest.mark.optimized
+
 N = 9
 NARROW = [np.uint8, np.int8, np.uint16, np.int16]
 

@@ -25,6 +25,8 @@ from cereal import (
 )
 from cereal.testing import assert_same, check_loader, check_resume
 
+pytestmark = pytest.mark.optimized
+
 N, B = 22, 4
 GUARD = 60.0
 Loader = DataLoader[Any]

@@ -29,6 +29,8 @@ from cereal import (
 )
 from cereal.testing import assert_same, check_loader, check_resume
 
+pytestmark = pytest.mark.optimized
+
 REMAINDERS: dict[str, dict[str, Any]] = {
     "wrap": {},
     "pad": {"pad_last_batch": True},

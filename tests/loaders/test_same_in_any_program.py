@@ -13,6 +13,8 @@ import pytest
 import cereal
 from cereal import ArraySampleSource, BatchTransform, DataLoader, MapTransform
 
+pytestmark = pytest.mark.optimized
+
 
 def numbers(*stages: Any) -> DataLoader[Any]:
     source = ArraySampleSource(np.arange(8, dtype=np.float32), ordering="sequential")

@@ -24,6 +24,8 @@ from cereal import (
 from cereal.loaders import epoch_scan
 from cereal.testing import assert_same
 
+pytestmark = pytest.mark.optimized
+
 Body = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 

@@ -18,6 +18,8 @@ from cereal.rl import GymnaxSource
 from cereal.rl.episodes import EpisodeStatisticsTransform, episode_statistics, episode_summary
 from cereal.testing import check_loader, check_resume, check_source
 
+pytestmark = pytest.mark.optimized
+
 STATISTICS = EpisodeStatisticsTransform()
 T, N = 16, 3
 

@@ -16,6 +16,8 @@ from cereal import PipelineError, UsageError
 from cereal.rl import returns
 from cereal.rl.returns import gae, n_step_returns, reward_to_go
 
+pytestmark = pytest.mark.optimized
+
 T, N, GAMMA = 13, 3, 0.9
 SEEDS = range(8)
 # Padding at the end of some environments, a gap in another.

@@ -122,7 +122,7 @@ ANYTHING: dict[str, Callable[[int], Any]] = {
     "an array of objects": lambda i: np.array([i, "a", None], object),
     "text and numbers": lambda i: [i, "a"],
     "a ragged list": lambda i: [[i], [i, i]],
-    "a date": lambda i: np.datetime64("2024-01-01") + i,
+    "a date": lambda i: np.datetime64("2024-01-01") + np.timedelta64(i, "D"),
     "a large integer": lambda i: 1 << (40 + i),
     "a time stamp in a dict": lambda i: {"ms": 1_700_000_000_000 + i},
     "a lock": lambda i: threading.Lock(),

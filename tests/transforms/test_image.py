@@ -10,6 +10,8 @@ import pytest
 import cereal
 from cereal.testing import check_transform
 
+pytestmark = pytest.mark.optimized
+
 BATCH = cereal.BatchTransform(3)
 
 

@@ -10,6 +10,8 @@ import pytest
 import cereal
 from cereal.testing import check_transform
 
+pytestmark = pytest.mark.optimized
+
 N = 12
 ORDER = np.random.default_rng(0).permutation(N)
 DATA = {"x": np.zeros(N, np.int32)}
