@@ -14,7 +14,7 @@ from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import Spec
 from ..core.taken import spec_of_element
 from .by_element import ByElement
-from .stream_data import StreamData
+from .iterator_data import IteratorData
 
 _OWNER = "IterableSource"
 
@@ -68,13 +68,13 @@ class IterableSource(ByElement[Any]):
         if length is not None and (n is None or not 1 <= n < MAX_HOST):
             raise PipelineError(f"{_OWNER}: `length` must be a positive integer, got {length!r}.")
         if not callable(make_iterator):
-            kind = type(make_iterator).__name__
             raise PipelineError(
                 f"{_OWNER}: `make_iterator` must be a function that makes a new iterator, got "
-                f"{kind}; write `{_OWNER}(lambda: iter(...))`, so that a second epoch can begin."
+                f"{type(make_iterator).__name__}; write `{_OWNER}(lambda: iter(...))`, so that a "
+                f"second epoch can begin."
             )
         given = _arguments(make_iterator)
-        data = StreamData(make_iterator, n, given)
+        data = IteratorData(make_iterator, n, given)
         size = MAX_HOST if n is None else n
         set_fields(self, data=data, n=size, unknown=n is None, ordering=Sequential())
         set_fields(self, by_epoch=given > 0, by_key=given > 1)
@@ -84,7 +84,7 @@ class IterableSource(ByElement[Any]):
         return self.n
 
     @property
-    def stream(self) -> StreamData:
+    def stream(self) -> IteratorData:
         return self.data
 
     @property
