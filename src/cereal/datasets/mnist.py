@@ -17,6 +17,7 @@ from .storage import CacheDir
 Split = Literal["train", "test"]
 Subset = Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"]
 _BOTH = ("train", "test")
+_KINDS = ("images-idx3", "labels-idx1")
 _CLOTHES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -25,14 +26,12 @@ _CLOTHES = (
 
 def _idx(folder_urls: Sequence[str], hashes: Sequence[str]) -> tuple[Form, ...]:
     """Four IDX files, by the names that MNIST gave them."""
-    kinds = ("images-idx3", "labels-idx1")
-    names = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in kinds]
-    files = mirrored(folder_urls, {n: f"sha256:{h}" for n, h in zip(names, hashes, strict=True)})
-    by_split = {
-        "train": (files[names[0]], files[names[1]]),
-        "test": (files[names[2]], files[names[3]]),
-    }
-    return (Form(read_pair, by_split),)
+    names = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in _KINDS]
+    files = [
+        mirrored(folder_urls, name, f"sha256:{hash}")
+        for name, hash in zip(names, hashes, strict=True)
+    ]
+    return (Form(read_pair, {"train": tuple(files[:2]), "test": tuple(files[2:])}),)
 
 
 class MNISTDataset(RecordedDataset[Split]):
@@ -164,8 +163,7 @@ _CHARACTERS = {
 
 def _emnist(subset: str) -> Record:
     def read(paths: Sequence[Path], split: str) -> Arrays:
-        kinds = ("images-idx3", "labels-idx1")
-        names = [f"gzip/emnist-{subset}-{split}-{kind}-ubyte.gz" for kind in kinds]
+        names = [f"gzip/emnist-{subset}-{split}-{kind}-ubyte.gz" for kind in _KINDS]
         return read_zipped_pair(paths, names)
 
     form = Form(read, dict.fromkeys(_BOTH, (_EMNIST_FILE,)))
@@ -216,7 +214,7 @@ class EMNISTDataset(RecordedDataset[Split]):
     ) -> IndexedSource[dict[str, Any]]:
         """As `MNISTDataset.make_disk_source`, of one subset."""
         record = _subset(subset, "EMNISTDataset.make_disk_source")
-        return cls._on_disk(record, split, ordering, prefetch_size, cache_dir, verify)
+        return cls._on_disk(record, ordering, prefetch_size, split, cache_dir, verify)
 
     def __repr__(self) -> str:
         return f"EMNISTDataset({self.split!r}, subset={self.subset!r}): {len(self):,} elements"

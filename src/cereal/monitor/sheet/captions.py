@@ -66,16 +66,13 @@ def _words(values: Sequence[Any], names: Names | None) -> list[str]:
     """One text per value of a label; "": nothing to say."""
     arrays = [numeric(value) for value in values]
     there = [array for array in arrays if array is not None]
-    if there and all(array.ndim == 1 and array.size > 1 for array in there):
-        width = there[0].size
-        if any(array.size != width for array in there):
-            return ["" if array is None else _vector(array) for array in arrays]
-        return [
-            "" if array is None else _of_vector(array, _kind(np.stack(there)), names)
-            for array in arrays
-        ]
-    pairs = zip(values, arrays, strict=True)
-    return [_single(value, array, names) for value, array in pairs]
+    if not there or any(array.ndim != 1 or array.size <= 1 for array in there):
+        pairs = zip(values, arrays, strict=True)
+        return [_single(value, array, names) for value, array in pairs]
+    if len({array.size for array in there}) > 1:
+        return ["" if array is None else _vector(array) for array in arrays]
+    kind = _kind(np.stack(there))
+    return ["" if array is None else _of_vector(array, kind, names) for array in arrays]
 
 
 def _single(value: Any, array: np.ndarray | None, names: Names | None) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...core.errors import PipelineError
 from ...core.taken import is_leaf
-from .pixels import as_image, numeric
+from .pixels import IMAGE_SHAPES, as_image, numeric
 
 Columns = dict[str, list[Any]]
 _IMAGES = ("image", "img", "pixel", "picture", "photo")
@@ -88,7 +88,12 @@ def find_contents(
         _check_image(image, arrays[image], has)
     elif series_key is not None:
         series = [_named(columns, key, "series_key", has) for key in _listed(series_key)]
-        _check_series(series, arrays, has)
+        for name in series:
+            array = arrays[name]
+            if array is None or array.ndim > 2 or array.size == 0:
+                raise PipelineError(
+                    f"preview: {name!r} is no series, which is [T] or [T, features]: {has}."
+                )
     else:
         image = _find_image(arrays, has)
         series = [] if image is not None else _find_series(arrays)
@@ -97,8 +102,8 @@ def find_contents(
             f"preview: there is no image to draw: {has}. An image is [H, W] or [H, W, channels]; "
             f'name it with `image_key="..."`, or a series with `series_key="..."`.'
         )
-    drawn = series if image is None else [image]
     if label_key is None:
+        drawn = [*series, image]
         labels = _find_labels({name: x for name, x in columns.items() if name not in drawn})
     else:
         labels = [_named(columns, key, "label_key", has) for key in _listed(label_key)]
@@ -122,22 +127,11 @@ def _check_image(name: str, array: np.ndarray | None, has: str) -> None:
     if array is not None and as_image(array) is not None:
         return
     shape = "no array" if array is None else f"of shape {list(array.shape)}"
-    flat = array is not None and array.ndim == 1
-    fix = "reshape it to [H, W]" if flat else "make it [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]"
-    also = f", or draw it as a series: `series_key={name!r}`" if flat else ""
-    why = ", which is no square" if flat else ""
-    raise PipelineError(
-        f"preview: {name!r} is {shape}{why}, and no image: {has}; {fix} in a MapTransform{also}."
-    )
-
-
-def _check_series(names: list[str], arrays: Mapping[str, np.ndarray | None], has: str) -> None:
-    for name in names:
-        array = arrays[name]
-        if array is None or array.ndim > 2 or array.size == 0:
-            raise PipelineError(
-                f"preview: {name!r} is no series, which is [T] or [T, features]: {has}."
-            )
+    fix = f"make it {IMAGE_SHAPES} in a MapTransform"
+    if array is not None and array.ndim == 1:
+        shape = f"{shape}, which is no square"
+        fix = f"reshape it to [H, W] in a MapTransform, or draw it as `series_key={name!r}`"
+    raise PipelineError(f"preview: {name!r} is {shape}, and no image: {has}; {fix}.")
 
 
 def _find_image(arrays: Mapping[str, np.ndarray | None], has: str) -> str | None:
