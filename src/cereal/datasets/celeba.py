@@ -88,7 +88,7 @@ class CelebADataset:
         )
 
     def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """What elements look like; one is read to see."""
+        """The shapes and dtypes of an element, taken from the first one."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self[0])
 
     def __len__(self) -> int:

@@ -4,8 +4,8 @@
     in the folder, hash wrong    ->  fetched again, with a warning
     not there                    ->  mirror 1, mirror 2, ...; all of them up to three times
 
-A file appears in the folder when it is whole and its hash is right. Two processes that want the
-same file take turns, and the second finds it there.
+A file is moved into the folder only when it is complete and its hash is right. Of two processes
+that want the same file, the second waits and then finds it there.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def data_dir(cache_dir: str | os.PathLike[str] | None = None) -> Path:
 
 
 def user_cache() -> Path:
-    """The folder that the system has for such files of this user."""
+    """The folder for caches of this user, by the rules of the operating system."""
     import pooch
 
     return Path(pooch.os_cache("cereal"))
 
 
 def obtain(file: RemoteFile, folder: Path, *, verify: bool = True) -> Path:
-    """The path of a file that is whole, fetched if need be."""
+    """The path of a file, fetched if it is not there or damaged."""
     path = folder / file.name
     damage = _damage(file, path) if verify or not path.is_file() else None
     if path.is_file() and damage is None:
@@ -66,7 +66,7 @@ def obtain(file: RemoteFile, folder: Path, *, verify: bool = True) -> Path:
                 return path  # another process has fetched it
             if damage is not None:
                 log.warning("%s is damaged: %s. It is fetched again.", path, damage)
-            if alone:  # what a process left that was killed
+            if alone:  # leftovers of a process that was killed
                 for left in folder.glob(f"{_UNFINISHED}*"):
                     shutil.rmtree(left, ignore_errors=True)
             download(file, path, damage)
@@ -96,7 +96,7 @@ def _damage(file: RemoteFile, path: Path) -> str | None:
 
 
 def download(file: RemoteFile, path: Path, damage: str | None = None) -> None:
-    """Fetches a file from its mirrors, in turn; what all of them answered is in the error."""
+    """Fetches a file from the first mirror that has it; the error tells what each answered."""
     import pooch
     from requests.exceptions import RequestException
 
@@ -124,7 +124,7 @@ def download(file: RemoteFile, path: Path, damage: str | None = None) -> None:
 
 @contextlib.contextmanager
 def _without_lines_of(logger: logging.Logger) -> Iterator[None]:
-    """The bar says enough; pooch has a line for every attempt, with a temporary name."""
+    """Hides pooch's line for every attempt, which has a temporary name; the bar is enough."""
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
@@ -143,7 +143,7 @@ def _http(name: str, url: str, output_file: Any, pooch: Any) -> None:
     import requests
     from tqdm.auto import tqdm
 
-    # A server that compresses a .gz once more would have requests open both.
+    # If a server compresses a .gz file once more, `requests` would unpack it twice.
     headers = {"Accept-Encoding": "identity"}
     with requests.get(url, headers=headers, timeout=TIMEOUT, stream=True) as answer:
         answer.raise_for_status()
@@ -190,7 +190,7 @@ def _in_short(error: Exception) -> str:
 
 
 def cannot_write(path: Path, error: OSError, damage: str | None = None) -> DatasetError:
-    """The error of a folder that takes no file."""
+    """The error for a file that could not be written."""
     why = os.strerror(error.errno) if error.errno else str(error)
     was = f"{path} is damaged ({damage}). " if damage else ""
     return DatasetError(
@@ -201,7 +201,7 @@ def cannot_write(path: Path, error: OSError, damage: str | None = None) -> Datas
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """One process at a time works in a folder; False: the system cannot say so."""
+    """One process at a time works in a folder; gives False where the system has no locks."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl

@@ -22,7 +22,7 @@ Reader = Callable[[Sequence[Path], str], Arrays]
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file, what it must hold, and where it can be had."""
+    """A file: its name, its hash, and where it can be fetched from."""
 
     name: str
     hash: str  # "sha256:..." or "md5:..."

@@ -22,7 +22,7 @@ def stages_of(source: Source[Any]) -> list[Source[Any]]:
 
 
 def draw(source: Source[Any], reading: str = "") -> str:
-    """One line per stage, with what comes out of it; `reading` says who reads the host part.
+    """One line per stage, with what it gives; `reading` says how Python's part is read.
 
     ArraySampleSource(ordering=shuffle)  {image: uint8[8,8], label: int32[]}
     └─ BatchTransform(32)                {image: uint8[32,8,8], label: int32[32]}
@@ -43,7 +43,7 @@ def _row(stage: Source[Any]) -> tuple[str, str]:
 
 
 def _in_short(spec: Any) -> str:
-    """What comes out; of a long one only how many parts the parts have."""
+    """The spec; if it is long, nested parts only by how many parts they have."""
     whole = format_spec(spec)
     if len(whole) <= _LONG or not isinstance(spec, dict):
         return whole
@@ -79,10 +79,7 @@ def _length(source: Source[Any]) -> str:
 
 
 def _said(source: Positional[Any]) -> list[str]:
-    """What a newcomer would not expect of it: that nothing shuffles, or that the key does nothing.
-
-    In the middle of the line, since the drawing below is about stages.
-    """
+    """What users may not expect: that nothing shuffles, or that the key changes nothing."""
     if source.varies and not _uses_key(source):
         return ["epochs differ by the data itself, whatever the key"]
     if isinstance(source.order, Sequential) and source.stream is None:

@@ -22,9 +22,9 @@ from ..core.errors import PipelineError
 from ..core.held import Held, hold
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import format_spec
-from .adapted import Adapted
+from .adapters import Adapter
 from .environment import Step
-from .promises import check_alike
+from .shape_checks import check_alike
 
 _OWNER = "GymnaxEnvironment"
 _LAST = "final_observation"
@@ -33,7 +33,7 @@ _TOLD = (_LAST, "terminated", "truncated")
 
 
 @pytree_dataclass
-class GymnaxEnvironment(Adapted):
+class GymnaxEnvironment(Adapter):
     """An environment of gymnax, of Craftax, or of a class with `reset` and `step` like theirs.
 
     `params` are leaves, so that a function of them can be mapped: `jax.vmap` over a `params` of
@@ -171,12 +171,9 @@ def _owns_step_env(env: Any) -> bool:
     kind = type(env)
     if "step" in getattr(env, "__dict__", {}) or not hasattr(kind, "reset_env"):
         return False
-    defines = {
-        name: next((i for i, base in enumerate(kind.__mro__) if name in vars(base)), None)
-        for name in ("step", "step_env")
-    }
-    outer, inner = defines["step"], defines["step_env"]
-    return outer is not None and inner is not None and outer >= inner
+    # The classes from the most derived on: the first that defines one of them has `step_env`.
+    first = next((vars(base) for base in kind.__mro__ if {"step", "step_env"} & {*vars(base)}), {})
+    return "step_env" in first and hasattr(kind, "step")
 
 
 def _spec_of(space: Any) -> jax.ShapeDtypeStruct | None:
@@ -205,17 +202,11 @@ def _as_arrays(params: Any) -> Any:
 
 
 def _check_shape(env: Any) -> None:
-    """Refuses what cannot be called as gymnax's environments are, and names what can."""
-    kind = type(env)
-    if kind is tuple:
-        raise PipelineError(
-            f"{_OWNER}: `env` is a tuple; write `{_OWNER}(*gymnax.make(name))`, or `env, params = "
-            f"gymnax.make(name)`, then `{_OWNER}(env, params)`."
-        )
-    if isinstance(env, type | str):
+    """Refuses what cannot be called as gymnax's environments are, and says what to write."""
+    if type(env) is tuple or isinstance(env, type | str):
         raise PipelineError(
             f"{_OWNER}: `env` must be an environment, got {env!r:.60}; write "
-            f"`env, params = gymnax.make(name)`, then `{_OWNER}(env, params)`."
+            f"`{_OWNER}(*gymnax.make(name))`."
         )
     if not callable(getattr(env, "reset", None)) or not callable(getattr(env, "step", None)):
         raise PipelineError(
@@ -253,7 +244,7 @@ def _takes(fn: Callable[..., Any], count: int) -> bool:
     except TypeError:
         return False
     except ValueError:  # some built-ins have no signature
-        return True
+        pass
     return True
 
 

@@ -12,7 +12,7 @@ BOOKMARK_BYTES = 4096
 
 
 class Run(NamedTuple):
-    """What an iterator is made for: an epoch, and a key if it is asked for."""
+    """What an iterator is made for: an epoch, and a key if `make_iterator` takes one."""
 
     epoch: int
     key: tuple[int, int] | None
@@ -27,7 +27,7 @@ class Bookmark(NamedTuple):
 
 
 def packed(bookmark: Bookmark) -> np.ndarray | None:
-    """As bytes with their number in front; None if it is too long, or would come back changed."""
+    """As bytes, after their number; None if it is too long, or JSON would change it."""
     (epoch, key), *rest = bookmark
     plain = [epoch, *rest, *([] if key is None else [list(key)])]
     try:

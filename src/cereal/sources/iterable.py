@@ -56,9 +56,9 @@ class IterableSource(ByElement[Any]):
     data: Any
     n: int = static_field()
     spec: Spec = static_field()
-    unknown: bool = static_field(default=False)  # how many elements there are
+    unknown: bool = static_field(default=False)  # whether nobody knows how many elements there are
     by_epoch: bool = static_field(default=False)  # whether epochs differ
-    by_key: bool = static_field(default=False)  # and keys
+    by_key: bool = static_field(default=False)  # whether the key makes a difference
     ordering: Order = Sequential()
 
     def __init__(

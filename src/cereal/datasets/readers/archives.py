@@ -21,7 +21,7 @@ def unzipped(data: bytes, path: Path) -> bytes:
         return data
     pieces = []
     try:
-        while data[:2] == _GZIP:  # in one piece: faster than by a file object
+        while data[:2] == _GZIP:  # all at once, which is faster than by a file object
             unpack = zlib.decompressobj(31)
             pieces.append(unpack.decompress(data))
             if not unpack.eof:

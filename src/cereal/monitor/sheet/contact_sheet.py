@@ -30,8 +30,8 @@ from .lettering import Lettering
 _MARGIN, _GAP = 14, 8
 _TITLE, _CAPTION, _NOTE = 15, 12, 11  # sizes of letters
 _INK, _GREY, _FRAME, _CROSS = (30, 30, 30), (125, 125, 125), (222, 222, 222), (105, 105, 105)
-_LEAST, _MOST = 72, 160  # sides between which images are brought
-_NARROWEST = 44  # a cell, so that a caption has room
+_LEAST, _MOST = 72, 160  # the longest side of an image is scaled into this range
+_NARROWEST = 44  # width of a cell, so that a caption has room
 _WIDEST_TITLE = 520
 _SHAPE = 1.4  # width by height of a sheet
 _MOST_PIXELS = 10**8
@@ -178,7 +178,7 @@ def _sides(image: np.ndarray, scale: float | None) -> tuple[int, int]:
     """(width, height) on the sheet."""
     longest = max(image.shape[:2])
     if scale is None and longest < _LEAST:
-        scale = -(-_LEAST // longest)  # whole, so that all pixels are as large
+        scale = -(-_LEAST // longest)  # a whole number, so that all pixels have one size
     scale = min(1.0, _MOST / longest) if scale is None else scale
     return max(1, round(image.shape[1] * scale)), max(1, round(image.shape[0] * scale))
 

@@ -76,7 +76,7 @@ def _first(values: Sequence[Any]) -> Any:
 def find_contents(
     columns: Columns, *, image_key: Any, series_key: Any, label_key: Any, owner: str
 ) -> Contents:
-    """The parts that the keys name, or that look as if they were meant; `owner` is for errors."""
+    """The parts that the keys name, else those that look like images, series and labels."""
     has = f"the elements of {owner} are {describe(columns)}"
     arrays = {name: numeric(_first(values)) for name, values in columns.items()}
     image: str | None = None

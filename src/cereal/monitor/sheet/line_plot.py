@@ -15,7 +15,7 @@ from .contact_sheet import pillow
 from .pixels import extremes, number
 
 _WIDE, _HIGH = 144, 72
-_FINE = 4  # drawn so many times larger and shrunk, which makes lines smooth
+_FINE = 4  # plots are drawn so many times larger and shrunk, which makes lines smooth
 _COLOURS = [(38, 102, 176), (46, 139, 87), (130, 80, 170), (110, 110, 110), (20, 150, 160)]
 _AFTER = (225, 110, 20)
 _MOST_FEATURES = len(_COLOURS)

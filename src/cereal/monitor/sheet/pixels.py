@@ -17,7 +17,7 @@ import numpy as np
 
 RED = (230, 0, 60)
 IMAGE_SHAPES = "[H, W], [H, W, 1], [H, W, 3] or [H, W, 4]"
-_NEARLY = 1e-3  # how far floats may leave 0 to 1: resizing and narrow dtypes round
+_NEARLY = 1e-3  # how far floats may lie outside of 0 to 1: resizing and narrow dtypes round
 
 
 def numeric(leaf: Any) -> np.ndarray | None:
