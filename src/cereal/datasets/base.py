@@ -83,9 +83,15 @@ class RecordedDataset(ArrayDataset[S]):
 
     @classmethod
     def _on_disk(
-        cls, record: Record, ordering: Any, prefetch_size: int, split: str, *where: Any
+        cls,
+        record: Record,
+        ordering: Any,
+        prefetch_size: int,
+        split: str,
+        cache_dir: CacheDir,
+        verify: bool,
     ) -> IndexedSource[dict[str, Any]]:
         owner = f"{cls.__name__}.make_disk_source"
         record.check_split(split, owner)
-        arrays = SplitFiles(record, split, *where, owner).mapped()
+        arrays = SplitFiles(record, split, cache_dir, verify, owner).mapped()
         return source_on_disk(arrays, ordering, prefetch_size, owner)

@@ -14,7 +14,7 @@ from ..core.extras import needs
 from ..sources.disk import DiskSampleSource
 from .readers.archives import ZipMembers
 from .record import Form, Record, RemoteFile
-from .storage import CacheDir, SplitFiles, said_by
+from .storage import CacheDir, SplitFiles, errors_begin_with
 
 Split = Literal["train", "valid", "test"]
 _SPLITS = ("train", "valid", "test")
@@ -63,7 +63,7 @@ class CelebADataset:
         self.record.check_split(split, owner)
         _, paths = SplitFiles(self.record, split, cache_dir, verify, owner).located()
         self.split = split
-        with said_by(owner):
+        with errors_begin_with(owner):
             self._archive = ZipMembers(paths[0])
             names = _names_of(paths[1], _SPLITS.index(split))
             self.classes, self._attributes = _attributes_of(paths[2], names)

@@ -24,7 +24,7 @@ CacheDir = str | os.PathLike[str] | None
 
 
 @contextlib.contextmanager
-def said_by(owner: str) -> Iterator[None]:
+def errors_begin_with(owner: str) -> Iterator[None]:
     """Errors about files begin with the name of the dataset that was called."""
     try:
         yield
@@ -80,7 +80,7 @@ class SplitFiles:
     def load(self) -> Arrays:
         """The arrays, in memory and read-only."""
         form, paths = self.located()
-        with said_by(self.owner):
+        with errors_begin_with(self.owner):
             arrays = form.read(paths, self.split)
         for array in arrays.values():
             array.flags.writeable = False

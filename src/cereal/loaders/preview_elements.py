@@ -67,7 +67,7 @@ def preview_elements(
         if objects and not source.lanes:
             return _of_python(source, count, start, where)
         most = batches if source.lanes else math.inf
-        return _of_loader(_quiet(data), count, most, start, where)
+        return _of_loader(_without_workers(data), count, most, start, where)
     if state is not None or key is not None or step is not None:
         raise UsageError(
             f"preview: `state=`, `key=` and `step=` are for loaders, and {type(data).__name__} is "
@@ -83,7 +83,7 @@ def preview_elements(
 # Loaders and sources
 
 
-def _quiet(data: DataLoader[Any] | Source[Any]) -> DataLoader[Any]:
+def _without_workers(data: DataLoader[Any] | Source[Any]) -> DataLoader[Any]:
     """The same pipeline, read by the caller."""
     if isinstance(data, Source):
         return DataLoader(data, workers=0)
@@ -181,10 +181,10 @@ def _of_python(source: Any, count: int, state: Any, where: str) -> PreviewElemen
     if source.unknown_length:
         found = {index: element for index, element in found.items() if element is not SKIPPED}
     owner = stages_of(source)[0].label
-    return _listed(found, owner, _title(f"{owner}, {where}", len(found), len(found)))
+    return _as_columns(found, owner, _title(f"{owner}, {where}", len(found), len(found)))
 
 
-def _listed(elements: dict[int, Any], owner: str, title: str) -> PreviewElements:
+def _as_columns(elements: dict[int, Any], owner: str, title: str) -> PreviewElements:
     """Elements by their index, as columns; those that were skipped are masked."""
     mask = [element is not SKIPPED for element in elements.values()]
     if not any(mask):
@@ -266,7 +266,7 @@ def _of_dataset(data: Any, count: int) -> PreviewElements:
             raise
     split = getattr(data, "split", None)
     what = f"{owner} {split}" if isinstance(split, str) else owner
-    found = _listed(elements, owner, _title(what, count, n))
+    found = _as_columns(elements, owner, _title(what, count, n))
     return dataclasses.replace(found, names=_names(data, found.columns))
 
 

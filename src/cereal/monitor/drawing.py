@@ -71,14 +71,14 @@ def _length(source: Source[Any]) -> str:
     if not isinstance(source, Positional):
         return f"{source.steps_per_epoch:,} steps an epoch"
     if source.unknown_length:
-        return ", ".join(["as many elements as it gives", *_said(source)])
+        return ", ".join(["as many elements as it gives", *_surprises(source)])
     steps = f"{source.steps_per_epoch:,} steps an epoch"
     if not source.lanes:
         steps += " of one element each: there is no BatchTransform"
-    return ", ".join([f"{source.length:,} elements", *_said(source), steps])
+    return ", ".join([f"{source.length:,} elements", *_surprises(source), steps])
 
 
-def _said(source: Positional[Any]) -> list[str]:
+def _surprises(source: Positional[Any]) -> list[str]:
     """What users may not expect: that nothing shuffles, or that the key changes nothing."""
     if source.varies and not _uses_key(source):
         return ["epochs differ by the data itself, whatever the key"]

@@ -140,13 +140,14 @@ def _environments(envs: Any, num_envs: Any) -> GymnasiumEnvironments:
             f"or a function that makes one, got {type(envs).__name__}; write "
             f'`{_OWNER}("CartPole-v1", ..., num_envs=8)`, or `lambda: MyEnv()` for the id.'
         )
-    made_by = partial(gymnasium.make, envs) if isinstance(envs, str) else envs
-    name = envs if isinstance(envs, str) else function_name(envs)
-    make = partial(_make, gymnasium, made_by, name, count or 1)
+    named = isinstance(envs, str)
+    make_one, name = (partial(gymnasium.make, envs), envs) if named else (envs, function_name(envs))
+    make = partial(_make, gymnasium, make_one, name, count or 1)
     return GymnasiumEnvironments(make, name, ours=True)
 
 
 def _make(gymnasium: Any, make_one: Callable[[], Any], name: str, count: int) -> Parts:
+    """So many environments, run in turn by one vector environment."""
     made: list[Any] = []
     try:
         for _ in range(count):
@@ -200,8 +201,8 @@ def _parts(gymnasium: Any, envs: Any) -> Parts:
             f"{_OWNER}: {_name(envs)} {how} (`AutoresetMode.NEXT_STEP`, gymnasium's default), and "
             f"such a step is no transition; write `{_SAME_STEP}`."
         )
-    observations, actions = envs.single_observation_space, envs.single_action_space
-    return Parts(envs, observations, actions, mode is modes.SAME_STEP)
+    spaces = (envs.single_observation_space, envs.single_action_space)
+    return Parts(envs, *spaces, resets_itself=mode is modes.SAME_STEP)
 
 
 def _name(envs: Any) -> str:

@@ -55,7 +55,8 @@ class _Unpickler(pickle.Unpickler):
         for opcode, arg, place in pickletools.genops(data):
             if opcode.name not in _ALLOWED:
                 raise self.refused(f"the instruction {opcode.name}", place)
-            if opcode.name in _PUTS and int(arg) > len(data):  # memory is taken for all below it
+            # Memory would be taken for all numbers below this one.
+            if opcode.name in _PUTS and int(arg or 0) > len(data):
                 raise ValueError(f"it remembers a value as number {arg}")
             if opcode.name in _NAMED:
                 places.append(place)

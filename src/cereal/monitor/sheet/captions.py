@@ -112,13 +112,13 @@ def _kind(rows: np.ndarray) -> str:
 def _of_vector(row: np.ndarray, kind: str, names: Names | None) -> str:
     if kind == "vector":
         named = names is not None and len(names) == row.size
-        return _set_ones(row, names or ()) if named else _vector(row)
+        return _names_of_ones(row, names or ()) if named else _vector(row)
     best = int(np.argmax(row))
     share = "" if row[best] > 0.995 else f" {row[best]:.0%}"
     return _scalar(best, names) + share
 
 
-def _set_ones(row: np.ndarray, names: Names) -> str:
+def _names_of_ones(row: np.ndarray, names: Names) -> str:
     """The names of what is set: above 0, since some write -1 for "not"."""
     found = [str(name) for name, value in zip(names, row, strict=True) if value > 0]
     more = [f"+ {len(found) - _MOST_SET} more"] if len(found) > _MOST_SET else []

@@ -53,11 +53,11 @@ def named_leaves(tree: Any, *, lists: bool = True) -> dict[str, Any]:
 
 def describe(columns: Columns) -> str:
     """`{image: uint8[28,28], label: int32[]}`, of the first values that are there."""
-    parts = [f"{name}: {_looks(values)}" for name, values in columns.items()]
-    return _looks(columns[""]) if list(columns) == [""] else "{" + ", ".join(parts) + "}"
+    parts = [f"{name}: {_describe_values(values)}" for name, values in columns.items()]
+    return _describe_values(columns[""]) if list(columns) == [""] else "{" + ", ".join(parts) + "}"
 
 
-def _looks(values: Sequence[Any]) -> str:
+def _describe_values(values: Sequence[Any]) -> str:
     first = _first(values)
     array = numeric(first)
     if isinstance(first, np.ndarray | jax.Array):
@@ -87,7 +87,7 @@ def find_contents(
         image = _named(columns, image_key, "image_key", has)
         _check_image(image, arrays[image], has)
     elif series_key is not None:
-        series = [_named(columns, key, "series_key", has) for key in _listed(series_key)]
+        series = [_named(columns, key, "series_key", has) for key in _as_list(series_key)]
         for name in series:
             array = arrays[name]
             if array is None or array.ndim > 2 or array.size == 0:
@@ -106,11 +106,11 @@ def find_contents(
         drawn = [*series, image]
         labels = _find_labels({name: x for name, x in columns.items() if name not in drawn})
     else:
-        labels = [_named(columns, key, "label_key", has) for key in _listed(label_key)]
+        labels = [_named(columns, key, "label_key", has) for key in _as_list(label_key)]
     return Contents(image, series, labels)
 
 
-def _listed(key: Any) -> list[Any]:
+def _as_list(key: Any) -> list[Any]:
     return list(key) if isinstance(key, list | tuple) else [key]
 
 
@@ -136,7 +136,7 @@ def _check_image(name: str, array: np.ndarray | None, has: str) -> None:
 
 def _find_image(arrays: Mapping[str, np.ndarray | None], has: str) -> str | None:
     """The part that is called image, or the first that has its shape."""
-    called = [name for name in arrays if _called(name, _IMAGES)]
+    called = [name for name in arrays if _name_has(name, _IMAGES)]
     called.sort(key=lambda name: name.rpartition(".")[2] != "image")
     for name in called:
         array = arrays[name]
@@ -149,7 +149,7 @@ def _find_image(arrays: Mapping[str, np.ndarray | None], has: str) -> str | None
     for name, array in arrays.items():
         if array is None or array.ndim < 2 or as_image(array) is None:
             continue
-        if array.ndim == 3 or (min(array.shape) > _WIDE and not _called(name, _SERIES)):
+        if array.ndim == 3 or (min(array.shape) > _WIDE and not _name_has(name, _SERIES)):
             return name
     return None
 
@@ -164,11 +164,11 @@ def _find_series(arrays: Mapping[str, np.ndarray | None]) -> list[str]:
     if "context" in found:
         return ["context", *(name for name in found if name == "target")]
     long = [name for name in found if len(arrays[name]) > 1]  # type: ignore[arg-type]
-    long.sort(key=lambda name: not _called(name, _SERIES))
+    long.sort(key=lambda name: not _name_has(name, _SERIES))
     return long[:1]
 
 
-def _called(name: str, words: Sequence[str]) -> bool:
+def _name_has(name: str, words: Sequence[str]) -> bool:
     return any(word in name.lower() for word in words)
 
 
