@@ -14,7 +14,7 @@ import pytest
 
 import cereal
 from cereal.core.branches import Joined, Mixed, join, make_branches
-from cereal.core.mixing import Stage, make_mixing
+from cereal.core.mixing import Phase, make_mixing
 from cereal.core.ordering import digest_of
 from cereal.core.route import Route, Run
 from cereal.core.rows import Rows
@@ -49,7 +49,7 @@ def fold_of(inner: Route, k: int, fold: Any, *, rest: bool = False, traced: bool
 
 def mixed(routes: Sequence[Route], parts: tuple[int, ...], epoch: Any, shuffled: bool) -> Mixed:
     lengths, flags = [route.n for route in routes], [shuffled] * len(routes)
-    mixing = make_mixing(lengths, [Stage(0, parts)], flags, epoch, "Test")
+    mixing = make_mixing(lengths, [Phase(0, parts)], flags, epoch, "Test")
     return Mixed(mixing, make_branches(routes), ("mix",))
 
 

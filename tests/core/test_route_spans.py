@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cereal.core.branches import Mixed, join, make_branches
-from cereal.core.mixing import Stage, make_mixing
+from cereal.core.mixing import Phase, make_mixing
 from cereal.core.ordering import digest_of
 from cereal.core.route import Route, Run, Span, disjoint
 from cereal.core.rows import Rows
@@ -46,7 +46,7 @@ def part(inner: Route, start: int, n: int, step: int = 1) -> Route:
 
 def mixed(*routes: Route) -> Mixed:
     lengths = [route.n for route in routes]
-    mixing = make_mixing(lengths, [Stage(0, (1,) * len(routes))], [False] * len(routes), 5, "Test")
+    mixing = make_mixing(lengths, [Phase(0, (1,) * len(routes))], [False] * len(routes), 5, "Test")
     return Mixed(mixing, make_branches(routes), ("mix",))
 
 

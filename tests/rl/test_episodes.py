@@ -244,11 +244,11 @@ def test_calls_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UsageError, match=r"needs a batch with 'episode_return'.*EpisodeStatistics"):
         episode_summary({"done": jnp.zeros(3)})
     batch = {"done": jnp.zeros(3), "episode_return": jnp.zeros(3), "episode_length": jnp.zeros(3)}
-    with pytest.raises(UsageError, match=r"the mask of shape \(2,\) does not belong"):
+    with pytest.raises(UsageError, match=r"`mask` of shape \(2,\) does not belong to `done`"):
         episode_summary(batch, jnp.ones(2))
-    with pytest.raises(UsageError, match=r"a reward of shape \(3,\) and a `done` of shape \(2,\)"):
+    with pytest.raises(UsageError, match=r"`done` of shape \(2,\) does not belong to `reward`"):
         episode_statistics(jnp.ones(3), jnp.zeros(2))
-    with pytest.raises(UsageError, match=r"the mask of shape \(2,\) does not belong"):
+    with pytest.raises(UsageError, match=r"`mask` of shape \(2,\) does not belong to `done`"):
         episode_statistics(jnp.ones(3), jnp.zeros(3), mask=jnp.ones(2))
 
 

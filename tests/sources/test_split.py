@@ -276,7 +276,7 @@ def test_a_mixture_is_refused() -> None:
 
 def test_windows_that_overlap_are_refused() -> None:
     series = np.arange(20)
-    with pytest.raises(PipelineError, match=r"windows of .* overlap.*split_time.*`stride=4`"):
+    with pytest.raises(PipelineError, match=r"has windows that overlap.*split_time.*`stride=4`"):
         split(WindowSource(series, 4, stride=3), (0.5, 0.5), key=0)
     windows = WindowSource(series, 3, predict=1, stride=2)
     with pytest.raises(PipelineError, match=r"overlap.*`stride=4`"):

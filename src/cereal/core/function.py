@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -33,8 +34,13 @@ class Function(Held):
 
     @property
     def name(self) -> str:
-        inner = getattr(self.value, "func", self.value)  # functools.partial
-        return getattr(inner, "__name__", type(self.value).__name__)
+        return function_name(self.value)
+
+
+def function_name(fn: Any) -> str:
+    """What a function is called; a callable object by its class, a partial by what it calls."""
+    inner = fn.func if isinstance(fn, functools.partial) else fn
+    return getattr(inner, "__name__", type(inner).__name__)
 
 
 def as_function(fn: Any, owner: str) -> Function:

@@ -11,7 +11,7 @@ import numpy as np
 from .errors import PipelineError
 from .identity import Identity
 from .lane_permutation import permute_lanes
-from .mixing import MOST_SLOTS_IN_EPOCH, Mixing, Stage, make_mixing
+from .mixing import MOST_SLOTS_IN_EPOCH, Mixing, Phase, make_mixing
 from .numbers import as_whole
 from .ordering import Order, Visit, digest_of
 from .pytree import pytree_dataclass, set_fields, static_field
@@ -163,14 +163,14 @@ class ClassBalanced(Order):
         classes, counts = np.unique(values, return_counts=True)
         draws = _draw_count(len(values) if length is None else length, None, owner)
         turns = -(-draws // len(classes)) * len(classes)
-        stage = Stage(0, (1,) * len(classes))
+        phase = Phase(0, (1,) * len(classes))
         members = np.argsort(values, kind="stable").astype(np.int32)
         starts = np.cumsum([0, *counts])[:-1].astype(np.int32)
         set_fields(
             self,
             members=jnp.asarray(sent(members)),
             starts=jnp.asarray(sent(starts)),
-            mixing=make_mixing(counts.tolist(), [stage], [True] * len(classes), turns, owner),
+            mixing=make_mixing(counts.tolist(), [phase], [True] * len(classes), turns, owner),
             size=len(values),
             digest=digest_of(values.astype(np.int64)),
         )

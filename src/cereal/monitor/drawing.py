@@ -36,7 +36,7 @@ def first_of(source: Source[Any]) -> Any:
 
 
 def draw(source: Source[Any], reading: str = "") -> str:
-    """One line per stage, with what comes out of it; `reading` says who reads the host part.
+    """One line per stage, with what it gives; `reading` says how Python's part is read.
 
     ArraySampleSource(ordering=shuffle)  {image: uint8[8,8], label: int32[]}
     └─ BatchTransform(32)                {image: uint8[32,8,8], label: int32[32]}
@@ -57,7 +57,7 @@ def _row(line: Line) -> tuple[str, str]:
 
 
 def _in_short(spec: Any) -> str:
-    """What comes out; of a long one only how many parts the parts have."""
+    """The spec; if it is long, nested parts only by how many parts they have."""
     whole = format_spec(spec)
     if len(whole) <= _LONG or not isinstance(spec, dict):
         return whole
@@ -83,18 +83,15 @@ def _length(source: Source[Any]) -> str:
     if not isinstance(source, Positional):
         return f"{source.steps_per_epoch:,} steps an epoch"
     if source.traits.unknown_length:
-        return ", ".join(["as many elements as it gives", *_said(source)])
+        return ", ".join(["as many elements as it gives", *_surprises(source)])
     steps = f"{source.steps_per_epoch:,} steps an epoch"
     if not source.traits.lanes:
         steps += " of one element each: there is no BatchTransform"
-    return ", ".join([f"{source.traits.length:,} elements", *_said(source), steps])
+    return ", ".join([f"{source.traits.length:,} elements", *_surprises(source), steps])
 
 
-def _said(source: Positional[Any]) -> list[str]:
-    """What a newcomer would not expect of it: that nothing shuffles, or that the key does nothing.
-
-    In the middle of the line, since the drawing below is about stages.
-    """
+def _surprises(source: Positional[Any]) -> list[str]:
+    """What users may not expect: that nothing shuffles, or that the key changes nothing."""
     traits = source.traits
     if traits.varies and not (traits.keyed or source._order.random or traits.random_stages):
         return ["epochs differ by the data itself, whatever the key"]

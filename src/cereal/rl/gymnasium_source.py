@@ -13,6 +13,7 @@ from ..core.callback import raising
 from ..core.capture import eager
 from ..core.errors import PipelineError
 from ..core.extras import needs
+from ..core.function import function_name
 from ..core.numbers import as_count
 from ..core.pytree import pytree_dataclass
 from ..core.source import Mask
@@ -118,7 +119,7 @@ class GymnasiumSource(RolloutSource):
 
 
 def _went_on(state: RolloutState) -> Any:
-    """Whether no step failed: one that did leaves a place that is nowhere."""
+    """Whether no step failed: a failed one leaves generation 0."""
     return state.environment[0] != jnp.uint32(0)
 
 
@@ -139,13 +140,14 @@ def _environments(envs: Any, num_envs: Any) -> GymnasiumEnvironments:
             f"or a function that makes one, got {type(envs).__name__}; write "
             f'`{_OWNER}("CartPole-v1", ..., num_envs=8)`, or `lambda: MyEnv()` for the id.'
         )
-    made_by = partial(gymnasium.make, envs) if isinstance(envs, str) else envs
-    name = envs if isinstance(envs, str) else getattr(envs, "__name__", type(envs).__name__)
-    make = partial(_make, gymnasium, made_by, name, count or 1)
+    named = isinstance(envs, str)
+    make_one, name = (partial(gymnasium.make, envs), envs) if named else (envs, function_name(envs))
+    make = partial(_make, gymnasium, make_one, name, count or 1)
     return GymnasiumEnvironments(make, name, ours=True)
 
 
 def _make(gymnasium: Any, make_one: Callable[[], Any], name: str, count: int) -> Parts:
+    """So many environments, run in turn by one vector environment."""
     made: list[Any] = []
     try:
         for _ in range(count):
@@ -199,8 +201,8 @@ def _parts(gymnasium: Any, envs: Any) -> Parts:
             f"{_OWNER}: {_name(envs)} {how} (`AutoresetMode.NEXT_STEP`, gymnasium's default), and "
             f"such a step is no transition; write `{_SAME_STEP}`."
         )
-    observations, actions = envs.single_observation_space, envs.single_action_space
-    return Parts(envs, observations, actions, mode is modes.SAME_STEP)
+    spaces = (envs.single_observation_space, envs.single_action_space)
+    return Parts(envs, *spaces, resets_itself=mode is modes.SAME_STEP)
 
 
 def _name(envs: Any) -> str:

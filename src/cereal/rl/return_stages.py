@@ -30,16 +30,17 @@ from .returns import as_fraction, gae, n_step_returns, reward_to_go
 class SegmentStage(Stage[Any, Any]):
     """A stage that adds keys to segments, and leaves the others."""
 
+    reads: ClassVar[tuple[str, ...]]
     adds: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def of_segment(self, parts: dict[str, Any], mask: Any) -> dict[str, Any]:
-        """What to add to a segment `[T, ...]` of which these are the parts that it needs."""
+        """What to add to a segment `[T, ...]`; `parts` are those of the keys that it needs."""
 
     @property
-    @abstractmethod
     def needs(self) -> dict[str, str]:
         """Which keys it reads, and what to do where one is missing."""
+        return dict.fromkeys(self.reads, "give it that name with a RenameTransform")
 
     def __call__(self, source: Source[Any]) -> Source[Any]:
         if isinstance(source, Positional) and source.traits.lanes:
@@ -103,7 +104,6 @@ class SegmentStage(Stage[Any, Any]):
 
 
 _FUNCTIONS = "`cereal.rl.reward_to_go`, `n_step_returns` or `gae`"
-_RENAME = "give it that name with a RenameTransform"
 
 
 @pytree_dataclass
@@ -125,6 +125,7 @@ class RewardToGoTransform(SegmentStage):
     [1.75, 1.5, 1.0, 1.5, 1.0]
     """
 
+    reads: ClassVar[tuple[str, ...]] = ("reward", "done")
     adds: ClassVar[tuple[str, ...]] = ("return",)
 
     gamma: Any
@@ -135,10 +136,6 @@ class RewardToGoTransform(SegmentStage):
     @property
     def _label(self) -> str:
         return f"RewardToGoTransform(gamma={_shown(self.gamma)})"
-
-    @property
-    def needs(self) -> dict[str, str]:
-        return {"reward": _RENAME, "done": _RENAME}
 
     def of_segment(self, parts: dict[str, Any], mask: Any) -> dict[str, Any]:
         to_go = reward_to_go(parts["reward"], parts["done"], gamma=self.gamma, mask=mask)
@@ -166,6 +163,7 @@ class NStepReturnTransform(SegmentStage):
     [0.25, 0.25, 0.0, 0.0]
     """
 
+    reads: ClassVar[tuple[str, ...]] = ("reward", "done", "next_state")
     adds: ClassVar[tuple[str, ...]] = ("n_step_return", "bootstrap_state", "bootstrap_discount")
 
     gamma: Any
@@ -179,20 +177,8 @@ class NStepReturnTransform(SegmentStage):
     def _label(self) -> str:
         return f"NStepReturnTransform({self.n}, gamma={_shown(self.gamma)})"
 
-    @property
-    def needs(self) -> dict[str, str]:
-        return {"reward": _RENAME, "done": _RENAME, "next_state": _RENAME}
-
     def of_segment(self, parts: dict[str, Any], mask: Any) -> dict[str, Any]:
-        made = n_step_returns(
-            parts["reward"],
-            parts["done"],
-            parts["next_state"],
-            self.n,
-            gamma=self.gamma,
-            terminated=parts.get("terminated"),
-            mask=mask,
-        )
+        made = n_step_returns(n=self.n, gamma=self.gamma, mask=mask, **parts)
         return dict(zip(self.adds, made, strict=True))
 
 
@@ -218,6 +204,7 @@ class GAETransform(SegmentStage):
     [1.5, 1.0, 3.0]
     """
 
+    reads: ClassVar[tuple[str, ...]] = ("reward", "done", "state", "next_state")
     adds: ClassVar[tuple[str, ...]] = ("advantage", "return")
 
     gamma: Any
@@ -251,11 +238,12 @@ class GAETransform(SegmentStage):
 
     @property
     def needs(self) -> dict[str, str]:
-        shared = {"reward": _RENAME, "done": _RENAME}
-        if self.value_fn is not None:
-            return {**shared, "state": _RENAME, "next_state": _RENAME}
-        fix = "pass `value_fn=`, or add `value` and `next_value` in a MapTransform before"
-        return {**shared, "value": fix, "next_value": fix}
+        needs = super().needs
+        if self.value_fn is None:
+            fix = "pass `value_fn=`, or add `value` and `next_value` in a MapTransform before"
+            needs = {"reward": needs["reward"], "done": needs["done"]}
+            needs |= {"value": fix, "next_value": fix}
+        return needs
 
     def __call__(self, source: Source[Any]) -> Source[Any]:
         return super().__call__(source) if self.value_fn is None else policy_stage(self, source)
@@ -288,16 +276,7 @@ class GAETransform(SegmentStage):
         return jnp.asarray(made)
 
     def of_segment(self, parts: dict[str, Any], mask: Any) -> dict[str, Any]:
-        made = gae(
-            parts["reward"],
-            parts["done"],
-            parts["value"],
-            parts["next_value"],
-            gamma=self.gamma,
-            lam=self.lam,
-            terminated=parts.get("terminated"),
-            mask=mask,
-        )
+        made = gae(gamma=self.gamma, lam=self.lam, mask=mask, **parts)
         return dict(zip(self.adds, made, strict=True))
 
 

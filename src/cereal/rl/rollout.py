@@ -34,25 +34,25 @@ from ..core.stream_stages import CompiledStream
 from ..core.threefry import ROLLOUT, key_for, threefry
 from .environment import Environment, Step
 from .policies import Axes, as_axes, as_policy, as_template, over_environments
-from .promises import (
-    acted,
-    first_of,
-    heeds_new_episode,
+from .returns import aligned
+from .shape_checks import (
+    action_shape,
+    environment_name,
+    has_long_reset,
     key_shape,
-    name_of,
-    resets_for_long,
-    stepped,
+    reset_shapes,
+    step_shapes,
+    uses_new_episode,
 )
-from .returns import over
 from .transition import RolloutState, Transition
 
-_POLICY, _STEP, _RESET, _FIRST = range(4)  # what a key of a step is for
-_MOST_KEYS = 1 << 22  # drawn at once
+_POLICY, _STEP, _RESET, _FIRST = range(4)  # what the keys of a step are for
+_MOST_KEYS = 1 << 22  # that are drawn at once
 
 
 @pytree_dataclass
 class RolloutSource(CompiledStream[Transition]):
-    """Transitions of a policy in N environments, any that have the two functions of `Environment`.
+    """Transitions of a policy in N environments, any that have the functions of `Environment`.
 
         RolloutSource(BraxEnvironment(env), policy_step, template, num_envs=64)
         -> BatchTransform(128)   segments of 128 steps in 64 environments: [128, 64, ...]
@@ -63,20 +63,9 @@ class RolloutSource(CompiledStream[Transition]):
     state: `loader.set_policy_state` puts it there, in the shape of `policy_state_template`, before
     the first step. `policy_state_axes` is an axis tree as of `jax.vmap`: None for what all
     environments share, 0 for what each has for itself; by default all is shared. Environments go
-    on across batches and epochs; where an episode ends the next one begins, and the policy is told
-    by `new_episode`. With `num_envs=1` there is no axis for environments.
-
-    >>> import cereal, gymnax, jax, jax.numpy as jnp
-    >>> def policy_step(observation, policy_state, new_episode, key):
-    ...     return jax.random.categorical(key, observation @ policy_state["params"]), policy_state
-    >>> env = cereal.rl.GymnaxEnvironment(gymnax.make("CartPole-v1")[0])
-    >>> policy_state = {"params": jnp.zeros((4, 2))}
-    >>> source = cereal.rl.RolloutSource(env, policy_step, policy_state, num_envs=8)
-    >>> loader = cereal.DataLoader([source, cereal.BatchTransform(16)])
-    >>> state = loader.set_policy_state(loader.init_state(0), policy_state)
-    >>> batch, state, mask = loader.next_batch(state)
-    >>> batch["next_state"].shape
-    (16, 8, 4)
+    on across batches and epochs. Where an episode ends the next one begins, and `new_episode`
+    tells the policy. With `num_envs=1` there is no axis for environments. `GymnaxSource` shows a
+    whole program.
     """
 
     env: Held
@@ -87,8 +76,8 @@ class RolloutSource(CompiledStream[Transition]):
     axes: Axes = static_field()
     spec: Spec = static_field()
     begins_again: bool = static_field()
-    heeds_new: bool = static_field()  # whether the policy looks at `new_episode`
-    long_reset: bool = static_field()  # whether a reset is much to compute
+    uses_new: bool = static_field()  # whether the policy looks at `new_episode`
+    long_reset: bool = static_field()  # whether a reset takes long to compute
 
     def __init__(
         self,
@@ -114,12 +103,11 @@ class RolloutSource(CompiledStream[Transition]):
             axes=as_axes(policy_state_axes, template, count, owner),
             spec=None,
             begins_again=False,
-            heeds_new=True,
+            uses_new=True,
             long_reset=False,
         )
-        made = self._one_environment(owner)
-        begins_again = made.resumed is not None
-        long_reset = not begins_again and resets_for_long(self.env.value)
+        begins_again = self._one_environment(owner).resumed is not None
+        long_reset = not begins_again and has_long_reset(self.env.value)
         set_fields(self, begins_again=begins_again, long_reset=long_reset)
         set_fields(self, spec=self._spec(owner))
 
@@ -131,20 +119,16 @@ class RolloutSource(CompiledStream[Transition]):
     @property
     def _label(self) -> str:
         many = "" if self.num_envs == 1 else f", num_envs={self.num_envs}"
-        return f"{type(self).__name__}({name_of(self.env.value)}{many})"
+        return f"{type(self).__name__}({environment_name(self.env.value)}{many})"
 
     def _one_environment(self, owner: str) -> Step:
         """Checks policy and environment together; the shapes of one step."""
         env = self.env.value
-        observation, state = first_of(env, owner)
-        leaves = [
-            leaf if axis is None else _without(leaf, axis)
-            for leaf, axis in zip(self.template.leaves, self.axes.leaves, strict=True)
-        ]
-        policy_state = jax.tree.unflatten(self.template.structure, leaves)
-        action = acted(self.policy, observation, policy_state, env, owner)
-        set_fields(self, heeds_new=heeds_new_episode(self.policy, observation, policy_state))
-        return stepped(env, observation, state, action, owner)
+        observation, state = reset_shapes(env, owner)
+        policy_state = self.axes.of_one(self.template)
+        action = action_shape(self.policy, observation, policy_state, env, owner)
+        set_fields(self, uses_new=uses_new_episode(self.policy, observation, policy_state))
+        return step_shapes(env, observation, state, action, owner)
 
     def _spec(self, owner: str) -> Spec:
         state = jax.eval_shape(self.init_state, key_shape())
@@ -164,22 +148,15 @@ class RolloutSource(CompiledStream[Transition]):
 
     # Policies
 
-    @staticmethod
-    def set_policy_state(state: Any, policy_state: Any) -> Any:
-        """A state with this policy in it; see `DataLoader.set_policy_state`."""
-        return set_policy_state(state, policy_state)
-
-    @staticmethod
-    def get_policy_state(state: Any) -> Any:
-        """The policy state in a state; see `DataLoader.get_policy_state`."""
-        return get_policy_state(state)
+    set_policy_state = staticmethod(set_policy_state)
+    get_policy_state = staticmethod(get_policy_state)
 
     # States and steps
 
     def init_state(self, key: Any) -> RolloutState:
         """Environments at the beginning of their first episode, without a policy."""
         words = jnp.asarray(key_words(key))
-        # An environment's `reset` may refer to what has changed since: traced at every call.
+        # Traced at every call, since `reset` may refer to something that has changed.
         return TracedAgain(self._begin)(words) if eager() else self._begin(words)
 
     def _begin(self, words: Any) -> RolloutState:
@@ -218,12 +195,13 @@ class RolloutSource(CompiledStream[Transition]):
         return transitions, jnp.ones(n, jnp.bool_), after
 
     def _advance(self, moving: _Moving, words: Any) -> tuple[_Moving, Transition]:
-        """One step of all environments: what moves, and what is told of it."""
+        """One step of all environments: what it changes, and the transition."""
         keys = _as_keys(words)
         act = over_environments(self.policy, self.axes, self.num_envs)
-        observation, policy_state = moving.observation, moving.policy_state
-        new = moving.new_episode if self.heeds_new else jnp.zeros(self._lanes, jnp.bool_)
-        action, extras, policy_state = act(observation, policy_state, new, keys[..., _POLICY])
+        observation = moving.observation
+        new = moving.new_episode if self.uses_new else jnp.zeros(self._lanes, jnp.bool_)
+        told, policy_state = act(observation, moving.policy_state, new, keys[..., _POLICY])
+        action, extras = told
         made = self._step_all(keys[..., _STEP], moving.environment, action)
         done = jnp.asarray(made.done).astype(jnp.bool_)
         if self.begins_again:
@@ -241,13 +219,12 @@ class RolloutSource(CompiledStream[Transition]):
         if extras:
             transition["extras"] = extras[0]
         seen, environment = _strong(after)
-        new = done if self.heeds_new else None
+        new = done if self.uses_new else None
         return _Moving(environment, seen, new, _strong(policy_state)), _strong(transition)
 
     def _moving(self, state: RolloutState) -> _Moving:
-        """What a step changes. `new_episode` is left out where the policy does not look at it:
-        carried, it costs a GPU a copy of every part of the environments' state."""
-        new = state.new_episode if self.heeds_new else None
+        # On a GPU, to carry `new_episode` costs a copy of every part of the environments' state.
+        new = state.new_episode if self.uses_new else None
         return _Moving(state.environment, state.observation, new, state.policy.get())
 
     def _after(self, state: RolloutState, moving: _Moving, done: Any, n: int) -> RolloutState:
@@ -258,9 +235,9 @@ class RolloutSource(CompiledStream[Transition]):
         return RolloutState(moving.environment, moving.observation, done, slot, state.keys, steps)
 
     def _begun_again(self, done: Any, keys: Any, going: Any) -> Any:
-        """Where an episode has ended, the first of another.
+        """Where an episode has ended, the beginning of another one.
 
-        To ask first whether any has ended spares a reset in most steps; but on a GPU the question
+        To ask first whether any has ended saves a reset in most steps; but on a GPU the question
         itself takes as long as half a step of CartPole.
         """
 
@@ -326,17 +303,13 @@ def _as_keys(words: Any) -> Any:
 def _where(done: Any, fresh: Any, going: Any) -> Any:
     def pick(a: Any, b: Any) -> Any:
         a, b = jnp.asarray(a), jnp.asarray(b)
-        return jnp.where(over(done, b), a, b)
+        return jnp.where(aligned(done, b), a, b)
 
     return jax.tree.map(pick, fresh, going)
 
 
 def _strong(tree: Any) -> Any:
     return jax.tree.map(strong, tree)
-
-
-def _without(leaf: Any, axis: int) -> Any:
-    return jax.ShapeDtypeStruct(leaf.shape[:axis] + leaf.shape[axis + 1 :], leaf.dtype)
 
 
 def _checked(env: Any, owner: str) -> Any:
@@ -361,16 +334,16 @@ def _checked_state(state: Any, source: RolloutSource) -> RolloutState:
             f"{source._label}: `state` must be what `init_state(key)` or the last step returned, "
             f"got {type(state).__name__}."
         )
+    fix = "make a state with this source's `init_state(key)`."
     theirs, ours = state.new_episode.shape, source._lanes
     if theirs != ours:
         raise StateError(
             f"{source._label}: the state has environments of shape {theirs}, the source {ours}; "
-            f"make a state with this source's `init_state(key)`. States of `jax.vmap` go into "
-            f"`jax.vmap(loader.next_batch)`."
+            f"{fix} States of `jax.vmap` go into `jax.vmap(loader.next_batch)`."
         )
     if state.policy.spec != source.template:
         raise StateError(
             f"{source._label}: the state is for policies like {state.policy.spec}, this source for "
-            f"{source.template}; make a state with this source's `init_state(key)`."
+            f"{source.template}; {fix}"
         )
     return state

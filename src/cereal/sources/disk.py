@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import PipelineError
-from ..core.function import arguments_taken
+from ..core.function import arguments_taken, function_name
 from ..core.numbers import as_count
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_HOST
@@ -67,20 +67,17 @@ class DiskSampleSource(ByElement[Any]):
                 f"{_OWNER}: `sample_fn` must be a function from an index to an element, got "
                 f"{type(sample_fn).__name__} ({sample_fn!r:.60})."
             )
-        data = _Function(sample_fn, _takes_epoch(sample_fn))
-        order = as_order(ordering, n, _OWNER)
+        data, order = _Function(sample_fn, _takes_epoch(sample_fn)), as_order(ordering, n, _OWNER)
         set_fields(self, data=data, n=n, prefetch_size=ahead, ordering=order)
-        set_fields(self, by_epoch=data.by_epoch)
-        promised = as_override(sample_spec, _OWNER, "sample_spec")
-        if promised is None:
+        spec = as_override(sample_spec, _OWNER, "sample_spec")
+        set_fields(self, by_epoch=data.by_epoch, spec=spec)
+        if spec is None:
             sample = self._sample()
             if sample is None:
                 raise PipelineError(
                     f"{_OWNER}: `{data.name}` returned None; did it forget to `return` the element?"
                 )
             set_fields(self, spec=Spec(spec_of_element(sample)))
-        else:
-            set_fields(self, spec=promised)
 
     def __len__(self) -> int:
         return self.n
@@ -112,8 +109,7 @@ class _Function(ElementData):
 
     @property
     def name(self) -> str:
-        inner = getattr(self.one, "func", self.one)  # functools.partial
-        return getattr(inner, "__name__", type(inner).__name__)
+        return function_name(self.one)
 
     def digest_of(self) -> Any:
         return self.one

@@ -15,7 +15,7 @@ from ..core.spec import Spec
 from ..core.taken import spec_of_element
 from ..core.traits import Traits
 from .by_element import ByElement
-from .stream_data import StreamData
+from .iterator_data import IteratorData
 
 _OWNER = "IterableSource"
 
@@ -57,9 +57,9 @@ class IterableSource(ByElement[Any]):
     data: Any
     n: int = static_field()
     spec: Spec = static_field()
-    unknown: bool = static_field(default=False)  # how many elements there are
+    unknown: bool = static_field(default=False)  # whether nobody knows how many elements there are
     by_epoch: bool = static_field(default=False)  # whether epochs differ
-    by_key: bool = static_field(default=False)  # and keys
+    by_key: bool = static_field(default=False)  # whether the key makes a difference
     ordering: Order = Sequential()
 
     def __init__(
@@ -69,13 +69,13 @@ class IterableSource(ByElement[Any]):
         if length is not None and (n is None or not 1 <= n < MAX_HOST):
             raise PipelineError(f"{_OWNER}: `length` must be a positive integer, got {length!r}.")
         if not callable(make_iterator):
-            kind = type(make_iterator).__name__
             raise PipelineError(
                 f"{_OWNER}: `make_iterator` must be a function that makes a new iterator, got "
-                f"{kind}; write `{_OWNER}(lambda: iter(...))`, so that a second epoch can begin."
+                f"{type(make_iterator).__name__}; write `{_OWNER}(lambda: iter(...))`, so that a "
+                f"second epoch can begin."
             )
         given = _arguments(make_iterator)
-        data = StreamData(make_iterator, n, given)
+        data = IteratorData(make_iterator, n, given)
         size = MAX_HOST if n is None else n
         set_fields(self, data=data, n=size, unknown=n is None, ordering=Sequential())
         set_fields(self, by_epoch=given > 0, by_key=given > 1)
@@ -94,7 +94,7 @@ class IterableSource(ByElement[Any]):
         )
 
     @property
-    def _iterators(self) -> StreamData:
+    def _iterators(self) -> IteratorData:
         return self.data
 
     def _sample(self) -> Any:

@@ -1,4 +1,4 @@
-"""Splits: parts of a source that have nothing in common, in any epoch."""
+"""Splits: parts of a source that share no element, in any epoch."""
 
 from __future__ import annotations
 
@@ -44,18 +44,16 @@ def split(
     >>> len(train), len(val)
     (8, 2)
     """
-    owner = "split"
-    store, path = adopt(source, owner)
-    _check_once(source, owner)
-    sizes = _sizes(fractions, path.n)
+    store, path = adopt(source, "split")
+    _check_once(source, "split")
     parts, first = [], 0
-    for size in sizes:
+    for size in _sizes(fractions, path.n):
         if key is None:
             route, how = part_of(path, range(first, first + size)), ""
         else:
             route, how = _shuffled(path, key, first, size), "split, "
         words = f"{how}{first}:{first + size} of {count_of(source)}"
-        parts.append(make_slice(source, store, route, ordering, words, owner))
+        parts.append(make_slice(source, store, route, ordering, words, "split"))
         first += size
     return tuple(parts)
 
@@ -79,9 +77,8 @@ def kfold(
     >>> jax.vmap(total)(jnp.arange(3)).tolist()
     [[0, 1], [2, 3], [4, 5]]
     """
-    owner = "kfold"
-    store, path = adopt(source, owner)
-    _check_once(source, owner)
+    store, path = adopt(source, "kfold")
+    _check_once(source, "kfold")
     n, k = path.n, _fold_count(k, path.n)
     traced = isinstance(fold, jax.core.Tracer)
     if traced and (fold.shape != () or not jnp.issubdtype(fold.dtype, jnp.integer)):
@@ -101,30 +98,28 @@ def kfold(
     for rest, size in ((True, elsewhere), (False, here)):
         route = Fold(path, leaf, k, rest, size, padded, digest)
         words = f"{'all but ' if rest else ''}fold {digest} of {k} of {count_of(source)}"
-        made.append(make_slice(source, store, route, ordering, words, owner))
+        made.append(make_slice(source, store, route, ordering, words, "kfold"))
     return made[0], made[1]
 
 
 def _check_once(source: Any, owner: str) -> None:
     if not source.traits.fixed:
+        why = "gives other elements at the same index in the next epoch"
         fix = "split its sources first and mix the parts"
         if source.traits.varies:
             fix = 'split the data before it is shuffled, and read the parts by `ordering="shuffle"`'
-        raise PipelineError(
-            f"{owner}: {source._label} gives other elements at the same index in the next epoch, "
-            f"so parts of it would share elements; {fix}."
-        )
-    if not source.traits.once:
-        raise PipelineError(
-            f"{owner}: {source._label} may have an element several times, so parts of it could "
-            f"share elements; split its source first and repeat or combine the parts."
-        )
-    if source.traits.overlap:
-        raise PipelineError(
-            f"{owner}: the windows of {source._label} overlap, so parts of it would share data; "
+    elif not source.traits.once:
+        why = "may have an element several times"
+        fix = "split its source first and repeat or combine the parts"
+    elif source.traits.overlap:
+        why = "has windows that overlap"
+        fix = (
             f"write `split_time(source, fractions)`, or cut windows that do not overlap, with "
-            f"`stride={source.traits.overlap}`."
+            f"`stride={source.traits.overlap}`"
         )
+    else:
+        return
+    raise PipelineError(f"{owner}: {source._label} {why}, so parts of it would share data; {fix}.")
 
 
 def _shuffled(path: Route, key: Any, first: int, size: int) -> Route:
@@ -135,19 +130,19 @@ def _shuffled(path: Route, key: Any, first: int, size: int) -> Route:
 
 def _sizes(fractions: Any, n: int) -> list[int]:
     given = as_fractions(fractions, "split", "(0.9, 0.1)")
-    whole = all(each.is_integer() for each in given) and sum(given) > 1
     if not given or any(not math.isfinite(each) or each <= 0 for each in given):
         raise PipelineError(
             f"split: `fractions` must all be positive, got {tuple(given)}; leave a part out to "
             f"have none of it."
         )
-    if whole:
-        if sum(given) != n:
+    if all(each.is_integer() for each in given) and sum(given) > 1:
+        sizes = [int(each) for each in given]
+        if sum(sizes) != n:
             raise PipelineError(
-                f"split: the sizes {tuple(map(int, given))} sum to {int(sum(given))}, the source "
-                f"has {n} elements; pass sizes that sum to it, or fractions such as (0.9, 0.1)."
+                f"split: the sizes {tuple(sizes)} sum to {sum(sizes)}, the source has {n} "
+                f"elements; pass sizes that sum to it, or fractions such as (0.9, 0.1)."
             )
-        return [int(each) for each in given]
+        return sizes
     if not math.isclose(sum(given), 1, abs_tol=1e-6):
         raise PipelineError(
             f"split: `fractions` must sum to one, {tuple(given)} sum to {sum(given):g}; to leave "
@@ -157,10 +152,8 @@ def _sizes(fractions: Any, n: int) -> list[int]:
     cuts = [*(math.floor(n * share + 0.5) for share in shares[:-1]), n]
     sizes = [b - a for a, b in itertools.pairwise(cuts)]
     if 0 in sizes:
-        empty = sizes.index(0)
-        raise PipelineError(
-            f"split: the fraction {given[empty]:g} of {n} elements is none at all; raise it."
-        )
+        empty = given[sizes.index(0)]
+        raise PipelineError(f"split: the fraction {empty:g} of {n} elements is none; raise it.")
     return sizes
 
 
