@@ -10,9 +10,7 @@ no loaders, and are shared by all loaders.
 
 from __future__ import annotations
 
-import contextlib
 import types
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
@@ -77,33 +75,23 @@ class _Quick(NamedTuple):
     run: Any
 
 
-# By the identity of a function, which its proof holds: of the latest, since a loop may make many.
-_quick: OrderedDict[int, dict[Hashable, _Quick]] = OrderedDict()
+_quick = Latest()  # by the identity of a function, which its proof keeps alive
 
 
 def _remember(name: Hashable, body: Body, proof: Proof, run: Any) -> None:
-    fn = body.functions[0]
-    spec, kind = getattr(body.source, "spec", None), kind_of(body.given)
+    fn, spec = body.functions[0], getattr(body.source, "spec", None)
     if isinstance(fn, types.FunctionType) and spec is not None:
-        found = _quick.setdefault(id(fn), {})
-        if len(found) >= Latest.most:
-            found.clear()
-        found[name] = _Quick(proof, spec, kind, (eager(), tracing_context()), run)
-        with contextlib.suppress(KeyError):  # another thread was first
-            while len(_quick) > Latest.most:
-                _quick.popitem(last=False)
+        context = (eager(), tracing_context())
+        _quick.put((id(fn), name), _Quick(proof, spec, kind_of(body.given), context, run))
 
 
 def _found_quickly(name: Hashable, body: Body) -> Any:
-    fn = body.functions[0]
-    if not isinstance(fn, types.FunctionType) or not hasattr(body.source, "spec"):
+    found = _quick.get((id(body.functions[0]), name))
+    if found is None or getattr(body.source, "spec", None) is not found.spec:
         return None
-    found = _quick.get(id(fn), {}).get(name)
-    if found is None or body.source.spec is not found.spec or not found.proof.holds():
+    if not found.proof.holds() or found.context != (eager(), tracing_context()):
         return None
-    if found.context != (eager(), tracing_context()) or kind_of(body.given) != found.kind:
-        return None
-    return found.run
+    return found.run if kind_of(body.given) == found.kind else None
 
 
 def _by_meaning(name: Hashable, body: Body, make: Callable[[Callable[..., Any]], Any]) -> Any:
