@@ -92,18 +92,21 @@ def _is_no_data(node: Any) -> bool:
 def _part_of_a_pipeline(node: Any) -> bool:
     if isinstance(node, Source | Transform | PipelineState):
         return True
-    if type(node).__module__.partition(".")[0] != "cereal":
-        return False
-    return type(node).__name__.endswith("State") or _is_loader(node)
+    is_state = type(node).__name__.endswith("State")
+    return _library_of(node) == "cereal" and (is_state or _is_loader(node))
 
 
 def _is_loader(node: Any) -> bool:
     return isinstance(getattr(node, "source", None), Source)
 
 
+def _library_of(node: Any) -> str:
+    return type(node).__module__.partition(".")[0]
+
+
 def is_frame(node: Any) -> bool:
     """Whether this is a table, or a column, of a library for tables; none is imported for it."""
-    return type(node).__module__.partition(".")[0] in _FRAMES and hasattr(node, "__len__")
+    return _library_of(node) in _FRAMES and hasattr(node, "__len__")
 
 
 def _no_array(leaf: Any, place: str) -> str:
@@ -113,8 +116,7 @@ def _no_array(leaf: Any, place: str) -> str:
         article = "an" if kind[0] in "AEIOU" else "a"
         return f"is {article} {kind}, not data; {_instead_of_pipeline(leaf)}."
     if is_frame(leaf):
-        library = type(leaf).__module__.partition(".")[0]
-        return f"is a {kind} of {library}; {_instead_of_frame(leaf)}."
+        return f"is a {kind} of {_library_of(leaf)}; {_instead_of_frame(leaf)}."
     if isinstance(leaf, np.ndarray):
         return _no_numbers(leaf, place.strip("`"))
     return (

@@ -60,8 +60,7 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
         nothing = lambda: [poison(outputs)] * len(requests)  # noqa: E731
         with settings():  # the thread is JAX's, and has none
             found = guard(identity, devices, lambda: read(requests), nothing)
-        parts = zip(*found, strict=True)
-        return [_as_words(_stacked(each, sizes)) for each in parts]
+        return [_as_words(_stacked(each, sizes)) for each in zip(*found, strict=True)]
 
     index_at = jax.tree.unflatten(rows_structure, range(len(inputs))).index
     asked = (device_count_of_program(rows.index), leaves, position, inputs)
@@ -75,21 +74,19 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
 # Under vmap the callback gets all lanes at once, with an axis of 1 where they agree.
 
 
-def _lanes(args: Any, mapped: int) -> tuple[list[Any], tuple[int, ...] | None]:
+def _lanes(args: Any, mapped: int) -> tuple[list[Any], tuple[int, ...]]:
     """The arguments of every lane, and how many lanes there are on each axis that is mapped."""
     sizes = np.broadcast_shapes(*(x.shape[:mapped] for x in jax.tree.leaves(args)))
     lanes = [jax.tree.map(lambda x, at=at: _lane(x, at), args) for at in np.ndindex(*sizes)]
-    return lanes, sizes if mapped else None
+    return lanes, sizes
 
 
 def _lane(x: np.ndarray, at: tuple[int, ...]) -> np.ndarray:
     return x[tuple(i if size > 1 else 0 for i, size in zip(at, x.shape, strict=False))]
 
 
-def _stacked(parts: Any, sizes: tuple[int, ...] | None) -> np.ndarray:
-    if sizes is None:
-        return parts[0]
-    return np.stack(parts).reshape((*sizes, *parts[0].shape))
+def _stacked(parts: Any, sizes: tuple[int, ...]) -> np.ndarray:
+    return np.stack(parts).reshape((*sizes, *parts[0].shape)) if sizes else parts[0]
 
 
 # Numbers of 64 bits leave the callback as pairs of 32: JAX treats what it returns by the settings
@@ -115,9 +112,7 @@ def _from_words(x: Any, spec: Any) -> Any:
 
 
 def _struct(x: Any) -> jax.ShapeDtypeStruct:
-    dtype = x.dtype
-    if isinstance(dtype, np.dtype):
-        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
     return jax.ShapeDtypeStruct(x.shape, dtype)
 
 

@@ -18,9 +18,9 @@ from .placement import place
 _AT_ONCE = 16
 
 
-@partial(jax.jit, static_argnames=("lanes", "count"))
-def _full(lanes: tuple[int, ...], count: int) -> list[Any]:
-    return [jnp.ones(lanes, jnp.bool_) for _ in range(count)]
+@partial(jax.jit, static_argnames="lanes")
+def _full(lanes: tuple[int, ...]) -> list[Any]:
+    return [jnp.ones(lanes, jnp.bool_) for _ in range(_AT_ONCE)]
 
 
 class FullMasks:
@@ -36,7 +36,7 @@ class FullMasks:
         config: Any = jax.config
         device = config.jax_default_device
         if not self._made or device != self._device:
-            made = _full(self._lanes, _AT_ONCE)
-            placed = made if self._placement is None else place(made, self._placement)
-            self._made, self._device = placed, device
+            made = _full(self._lanes)
+            self._made = made if self._placement is None else place(made, self._placement)
+            self._device = device
         return self._made.pop()

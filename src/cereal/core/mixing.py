@@ -21,10 +21,11 @@ import numpy as np
 from .errors import PipelineError
 from .gathered import gathered
 from .lane_permutation import permute_lanes
+from .ordering import times_before
 from .pytree import pytree_dataclass, static_field
 from .threefry import MIX, key_for, threefry
 from .transfer import sent
-from .turns import ranks_in, turn_table
+from .turns import turn_table
 from .wide import add_below, fraction_words, times_ratio
 
 # A slot plus what is left of a stage must fit 32 bits.
@@ -71,9 +72,8 @@ class Mixing:
 
     def walk(self, key: Any, epoch: Any, slot: Any) -> tuple[Any, Any, Any]:
         """The part, its epoch and the index in it, of these slots of these epochs."""
-        host = isinstance(slot, np.ndarray)
-        xp = np if host else jnp
-        slots, parts = (np.asarray(self.slots), np.asarray(self.parts)) if host else self._leaves()
+        xp = np if isinstance(slot, np.ndarray) else jnp
+        slots, parts = xp.asarray(self.slots), xp.asarray(self.parts)
         number, now, epoch, slot = self._stage(xp, epoch, slot.astype(xp.uint32))
         turns, at = slot // now.slots, slot % now.slots
         uneven = any(each.rest for each in self.rounds)
@@ -100,9 +100,6 @@ class Mixing:
             over, place = add_below(place, left, n)
             own = own + over
         return part, own, self._index(xp, key, own, part, place, of)
-
-    def _leaves(self) -> tuple[Any, Any]:
-        return jnp.asarray(self.slots), jnp.asarray(self.parts)
 
     def _stage(self, xp: Any, epoch: Any, slot: Any) -> tuple[Any, Any, Any, Any]:
         """The stage's number and round, and the lane's (epoch, slot) counted from its start."""
@@ -148,7 +145,7 @@ def make_mixing(
 ) -> Mixing:
     """The walk over parts of these lengths; `epoch` as in `MixSource`."""
     tables = [turn_table(stage.parts) for stage in stages]
-    ranks = [ranks_in(table) for table in tables]
+    ranks = [times_before(table) for table in tables]
     length = _epoch_length(lengths, stages, tables, epoch, owner)
     rows, rounds, first = [], [], 0
     before = [0] * len(lengths)
@@ -162,10 +159,7 @@ def make_mixing(
             rows.append(_part_row(n, stage.parts[j], whole, shuffled[j], before[j]))
         if number + 1 < len(stages):
             lasts = stages[number + 1].start - stage.start
-            before = [
-                given + lasts // slots * stage.parts[j] + int((table[: lasts % slots] == j).sum())
-                for j, given in enumerate(before)
-            ]
+            before = [given + _turns_in(lasts, table, j) for j, given in enumerate(before)]
         first += slots
     kinds = {bool(flag) for flag, n in zip(shuffled, lengths, strict=True) if n > 1}
     pairs = np.stack([np.concatenate(tables), np.concatenate(ranks)], axis=-1).astype(np.uint32)
@@ -222,7 +216,11 @@ def _end_of(part: int, n: int, stages: Sequence[Stage], tables: Sequence[np.ndar
         end = rounds * len(table) + int(np.flatnonzero(table == part)[turn]) + 1
         if number + 1 == len(stages) or stage.start + end <= stages[number + 1].start:
             return stage.start + end
-        lasts = stages[number + 1].start - stage.start
-        given = lasts // len(table) * turns + int((table[: lasts % len(table)] == part).sum())
-        left -= given
+        left -= _turns_in(stages[number + 1].start - stage.start, table, part)
     return None
+
+
+def _turns_in(slots: int, table: np.ndarray, part: int) -> int:
+    """How many of the first slots are turns of a part, the table being repeated."""
+    rounds, rest = divmod(slots, len(table))
+    return rounds * int((table == part).sum()) + int((table[:rest] == part).sum())

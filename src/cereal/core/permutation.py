@@ -75,10 +75,10 @@ def permute(
     if n == 1:
         return position.astype(np.int64 if isinstance(position, np.ndarray) else np.int32)
     if isinstance(position, np.ndarray):
-        one_round, word = (_round_64, np.uint64) if n > MAX_TRACED else (round_numpy, np.uint32)
+        word = np.uint64 if n > MAX_TRACED else np.uint32
         index = position.astype(word)
         for constant, salt in zip(*constants, strict=True):
-            index = one_round(index, constant[column], salt[column], word(n))
+            index = round_numpy(index, constant[column], salt[column], word(n))
         return index.astype(np.int64)
     return _permute_traced(position.astype(jnp.uint32), column, constants, n).astype(jnp.int32)
 
@@ -131,12 +131,14 @@ def inverse(constants: tuple[Words, Words]) -> tuple[Words, Words]:
 
 
 def round_numpy(x: Words, constant: Words, salt: Words, n: Words) -> Words:
-    """One round, in NumPy."""
+    """One round, in NumPy: of words of 32 bits, or of 64."""
+    word = x.dtype.type
+    first, second, half = (_C1, _C2, 16) if word is np.uint32 else (_C1_64, _C2_64, 32)
     below = constant - x
     partner = np.where(constant < x, below + n, below)
-    hashed = (np.maximum(x, partner) ^ salt) * np.uint32(_C1)
-    hashed = (hashed ^ (hashed >> np.uint32(16))) * np.uint32(_C2)
-    return np.where(hashed >= np.uint32(2**31), partner, x)
+    hashed = (np.maximum(x, partner) ^ salt) * word(first)
+    hashed = (hashed ^ (hashed >> word(half))) * word(second)
+    return np.where(hashed >= word(1 << (2 * half - 1)), partner, x)
 
 
 def round_traced(x: Words, constant: Words, salt: Words, n: Words) -> Words:
@@ -160,11 +162,3 @@ def _round_constants_64(
     words = (high << np.uint64(32)) | low
     constant = [[int(word) * n >> 64 for word in row] for row in words[:rounds]]
     return np.array(constant, np.uint64), words[rounds:]
-
-
-def _round_64(x: Words, constant: Words, salt: Words, n: Words) -> Words:
-    below = constant - x
-    partner = np.where(constant < x, below + n, below)
-    hashed = (np.maximum(x, partner) ^ salt) * np.uint64(_C1_64)
-    hashed = (hashed ^ (hashed >> np.uint64(32))) * np.uint64(_C2_64)
-    return np.where(hashed >= np.uint64(2**63), partner, x)

@@ -147,16 +147,13 @@ def _names(spec: Any) -> list[str]:
 
 def check_callbacks(source: Source[Any]) -> None:
     """Ordered callbacks run on one device only."""
-    if source.callbacks and isinstance(source.placement, Sharding) and _count(source.placement) > 1:
+    devices = source.placement.device_set if isinstance(source.placement, Sharding) else ()
+    if source.callbacks and len(devices) > 1:
         raise UsageError(
             f"a HostCallbackTransform runs in order, which JAX does on one device only, and "
-            f"DevicePutTransform spreads this program over {_count(source.placement)}; take "
-            f"batches from `iterate` or `next_batch` outside of `jit`, or leave one of them out."
+            f"DevicePutTransform spreads this program over {len(devices)}; take batches from "
+            f"`iterate` or `next_batch` outside of `jit`, or leave one of them out."
         )
-
-
-def _count(sharding: Any) -> int:
-    return len(sharding.device_set)
 
 
 def refuse_unmapped(error: ValueError) -> None:
@@ -177,7 +174,14 @@ def check_given(placement: Any, **given: Any) -> None:
     for name, tree in given.items():
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
             if is_concrete(leaf) and leaf.committed and leaf.sharding.device_set != there:
-                _refuse(f"`{name}{jax.tree_util.keystr(path)}`", leaf, placement, name, there)
+                named = isinstance(placement, NamedSharding)
+                wanted = "NamedSharding(mesh, PartitionSpec())" if named else "device"
+                raise UsageError(
+                    f"one program runs on one set of devices: DevicePutTransform puts batches on "
+                    f"{_devices(there)}, but `{name}{jax.tree_util.keystr(path)}` was put on "
+                    f"{_devices(leaf.sharding.device_set)}; write "
+                    f"`{name} = jax.device_put({name}, {wanted})` before."
+                )
 
 
 def joining(state: Any, placement: Any) -> Any:
@@ -198,17 +202,6 @@ def joining(state: Any, placement: Any) -> Any:
     return jax.tree.map(put, state)
 
 
-def _refuse(what: str, leaf: Any, placement: Any, name: str, there: Any) -> None:
-    wanted = "device"
-    if isinstance(placement, NamedSharding):
-        wanted = "NamedSharding(mesh, PartitionSpec())"
-    raise UsageError(
-        f"one program runs on one set of devices: DevicePutTransform puts batches on "
-        f"{_devices(there)}, but {what} was put on {_devices(leaf.sharding.device_set)}; write "
-        f"`{name} = jax.device_put({name}, {wanted})` before."
-    )
-
-
 def _devices(devices: Any) -> str:
     ids = sorted(devices, key=lambda d: d.id)
     names = ", ".join(f"{d.platform}:{d.id}" for d in ids[:4])
@@ -218,7 +211,7 @@ def _devices(devices: Any) -> str:
 # When a pipeline is built
 
 
-def check_fits(sharding: Any, spec: Any, lanes: tuple[int, ...], label: str) -> None:
+def check_layout(sharding: Any, spec: Any, lanes: tuple[int, ...], label: str) -> None:
     """Refuses batches, or masks of these lanes, that a sharding cannot lay out."""
     leaves = [(leaf, "") for leaf in jax.tree.leaves(spec)]
     mask = jax.ShapeDtypeStruct(lanes, bool)

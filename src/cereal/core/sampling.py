@@ -46,16 +46,13 @@ class Bootstrap(Order):
     def name(self) -> str:
         return "Bootstrap"
 
-    def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
+    def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
         # The high word of n times a random number of 64 bits.
         first, second = _draws(key, epochs, column, position)
         size = np.uint32(n)
         low = first * size
         carried = (low + high_word(second, size) < low).astype(np.uint32)
-        return high_word(first, size) + carried
-
-    def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
-        return Visit(self.index(key, epochs, column, position, n), draw=_as_draw(position))
+        return Visit(high_word(first, size) + carried, draw=position.astype(np.uint32))
 
 
 @pytree_dataclass
@@ -119,16 +116,13 @@ class WeightedSampling(Order):
         how = "" if self.replacement else ", no replacement"
         return f"WeightedSampling({self.size}{how}, {self.digest})"
 
-    def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
+    def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
         del n
         if self.replacement:
-            return count_up_to(self.table, _draws(key, epochs, column, position)[0])
+            index = count_up_to(self.table, _draws(key, epochs, column, position)[0])
+            return Visit(index, draw=position.astype(np.uint32))
         order = finish_order(key_for(key, 1, DRAW), epochs, self.table)
-        return order[column.astype(np.int32), position.astype(np.int32)]
-
-    def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
-        index = self.index(key, epochs, column, position, n)
-        return Visit(index, draw=_as_draw(position) if self.replacement else None)
+        return Visit(order[column.astype(np.int32), position.astype(np.int32)])
 
 
 @pytree_dataclass
@@ -187,9 +181,6 @@ class ClassBalanced(Order):
     def name(self) -> str:
         return f"ClassBalanced({self.mixing.count} classes, {self.digest})"
 
-    def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
-        return self.visit(key, epochs, column, position, n).index
-
     def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
         del n
         epoch = epochs[column.astype(np.int32)]
@@ -209,20 +200,20 @@ def _draws(key: Any, epochs: Any, column: Any, position: Any) -> Any:
     return threefry(key_for(key, 0, DRAW), (epoch, position.astype(np.uint32)))
 
 
-def _as_draw(position: Any) -> Any:
-    return position.astype(np.uint32)
+def _as_numpy(given: Any, name: str, kind: str, owner: str) -> np.ndarray:
+    if isinstance(given, jax.core.Tracer):
+        raise PipelineError(f"{owner}: `{name}` are traced; build the order outside of `jit`.")
+    try:
+        values = np.asarray(given)
+        if kind == "numbers" and values.dtype.kind not in "iufb" and values.dtype != jnp.bfloat16:
+            raise TypeError(values.dtype)
+    except (TypeError, ValueError) as error:
+        raise PipelineError(f"{owner}: `{name}` must be {kind}, got {given!r:.60}.") from error
+    return values
 
 
 def _weights(weights: Any, owner: str) -> np.ndarray:
-    if isinstance(weights, jax.core.Tracer):
-        raise PipelineError(f"{owner}: `weights` are traced; build the order outside of `jit`.")
-    try:
-        values = np.asarray(weights)
-        if values.dtype.kind not in "iufb" and values.dtype != jnp.bfloat16:
-            raise TypeError(values.dtype)
-        values = values.astype(np.float64) + 0.0  # -0.0 is 0
-    except (TypeError, ValueError) as error:
-        raise PipelineError(f"{owner}: `weights` must be numbers, got {weights!r:.60}.") from error
+    values = _as_numpy(weights, "weights", "numbers", owner).astype(np.float64) + 0.0  # -0.0 is 0
     if values.ndim != 1 or not len(values):
         raise PipelineError(
             f"{owner}: `weights` must have one axis, one weight per element, got shape "
@@ -240,12 +231,7 @@ def _weights(weights: Any, owner: str) -> np.ndarray:
 
 
 def _labels(labels: Any, owner: str) -> np.ndarray:
-    if isinstance(labels, jax.core.Tracer):
-        raise PipelineError(f"{owner}: `labels` are traced; build the order outside of `jit`.")
-    try:
-        values = np.asarray(labels)
-    except ValueError as error:
-        raise PipelineError(f"{owner}: `labels` must be integers, got {labels!r:.60}.") from error
+    values = _as_numpy(labels, "labels", "integers", owner)
     if values.ndim != 1 or not len(values) or not np.issubdtype(values.dtype, np.integer):
         raise PipelineError(
             f"{owner}: `labels` must be one axis of integers, one per element, got "
@@ -266,10 +252,9 @@ def _how_to_integers(values: np.ndarray) -> str:
 
 
 def _draw_count(length: Any, most: int | None, owner: str) -> int:
-    number = as_whole(length)
-    if number is None or not 1 <= number <= (MOST_DRAWS if most is None else most):
+    number, upto = as_whole(length), MOST_DRAWS if most is None else most
+    if number is None or not 1 <= number <= upto:
         why = "" if most is None else ", as many as can be drawn without replacement"
-        upto = MOST_DRAWS if most is None else most
         raise PipelineError(
             f"{owner}: `length` must be an integer from 1 to {upto}{why}, got {length!r}."
         )

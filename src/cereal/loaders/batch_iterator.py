@@ -10,7 +10,7 @@ import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..core.errors import EpochWarning, UsageError
 from ..core.source import Mask
@@ -63,17 +63,17 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
 
     def __next__(self) -> tuple[T, Mask]:
         with self._turn:
-            if self._busy.locked():
-                self._refuse()
+            self._refuse_if_busy()
             with self._busy:
                 return self._advance()
 
-    def _refuse(self) -> NoReturn:
-        raise UsageError(
-            "this iterator is already making a batch, and something that runs meanwhile in the "
-            "same thread (a stage's function, a signal handler) asks it for another one or sets "
-            "its state; use an iterator of its own there, `loader.iterate(batches.state)`."
-        )
+    def _refuse_if_busy(self) -> None:
+        if self._busy.locked():
+            raise UsageError(
+                "this iterator is already making a batch, and something that runs meanwhile in the "
+                "same thread (a stage's function, a signal handler) asks it for another one or "
+                "sets its state; use an iterator of its own there, `loader.iterate(batches.state)`."
+            )
 
     @abstractmethod
     def _advance(self) -> tuple[T, Mask]:
@@ -120,8 +120,7 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
     @state.setter
     def state(self, state: Any) -> None:
         with self._turn:
-            if self._busy.locked():
-                self._refuse()
+            self._refuse_if_busy()
             with self._busy:
                 self._set_state(state)
                 self._ended = False

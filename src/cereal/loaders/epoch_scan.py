@@ -185,9 +185,14 @@ def _scan_rows(
     if rest or not pieces:
         words, carry, outputs = run(words, carry, rest)
         pieces.append(outputs)
-    outputs = jax.tree.map(lambda *parts: jnp.concatenate(parts), *pieces)
-    outputs = pieces[0] if len(pieces) == 1 else outputs
-    return state.replaced(words), carry, outputs
+    return state.replaced(words), carry, joined(pieces)
+
+
+def joined(pieces: list[Any]) -> Any:
+    """The outputs of several runs of steps, one after the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *pieces)
 
 
 def chunk_steps(steps: int, most: int) -> int:

@@ -66,7 +66,6 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *args: Any, key: A
     state = loader.init_state(key)
     source = current(loader.running, state)
     remainder: Remainder | None = None
-    steps = loader.steps_per_epoch
     if isinstance(source, Positional):
         remainder = "pad"
         steps = source.plan.ending(remainder).steps
@@ -136,10 +135,9 @@ def _metrics(fn: Any) -> Any:
         except Exception as error:
             note_unbatched(error, mask)
             raise
-        return jax.tree_util.tree_map_with_path(summed(mask), values), _count(mask)
-
-    def summed(mask: Any) -> Any:
-        return lambda path, leaf: _masked_sum(leaf, mask, jax.tree_util.keystr(path))
+        summed = lambda path, leaf: _masked_sum(leaf, mask, jax.tree_util.keystr(path))  # noqa: E731
+        sums = jax.tree_util.tree_map_with_path(summed, values)
+        return sums, jnp.sum(mask, dtype=jnp.int32)
 
     return metrics
 
@@ -164,10 +162,6 @@ def _masked_sum(leaf: Any, mask: Any, path: str) -> Any:
         return jnp.sum(leaf & wide, axis=axes, dtype=jnp.int32)  # counted exactly
     leaf = leaf.astype(at_least_float32(leaf.dtype))
     return jnp.sum(jnp.where(wide, leaf, jnp.zeros_like(leaf)), axis=axes)
-
-
-def _count(mask: Any) -> Any:
-    return jnp.sum(mask, dtype=jnp.int32)
 
 
 def _means(sums: Any) -> Any:

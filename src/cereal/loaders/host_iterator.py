@@ -57,11 +57,9 @@ class HostIterator(WalkingIterator[T]):
 
     def _open(self, step: int) -> None:
         """Lets reading begin, or begin again, at this step."""
-        source = self._source
-        walk = self._walk
-        words = to_device(walk.words_at(step))
+        source, walk = self._source, self._walk
         total = None if walk.total is None else walk.total - step
-        track = source.readers.track(source.source, words, total)
+        track = source.readers.track(source.source, to_device(walk.words_at(step)), total)
         self._track, self._base = track, step
         self._close = weakref.finalize(self, _abandon, track)
         track.start()
@@ -108,10 +106,9 @@ class HostIterator(WalkingIterator[T]):
         self._made[step] = self._delivered(rows)
 
     def _delivered(self, rows: Any) -> tuple[Any, Any]:
-        callbacks = self._source.callbacks
-        if not callbacks:
+        if not self._source.callbacks:
             return self._deliver(rows, masked=True)
-        with raising(callbacks):
+        with raising(self._source.callbacks):
             # The user's function has run, or has failed, when the batch is handed out.
             return jax.block_until_ready(self._deliver(rows, masked=True))
 
@@ -132,7 +129,7 @@ class HostIterator(WalkingIterator[T]):
         epoch, offset = self._walk.at(step)
         end = self._source.stream.end_of(self._walk.key, epoch) or 0
         nothing = offset == 0 and end < self._least
-        following = Walk(self._source, self._walk.key, epoch + 1, 0)
+        following = Walk(self._source.plan, self._walk.key, epoch + 1, 0)
         following.total = self._left
         following.epochs = None if self._walk.epochs is None else self._walk.epochs - 1
         if self._steps is None and (following.epochs == 0 or nothing):

@@ -96,7 +96,7 @@ def _found_quickly(name: Hashable, body: Body) -> Any:
 
 def _by_meaning(name: Hashable, body: Body, make: Callable[[Callable[..., Any]], Any]) -> Any:
     traced, arrays = trace(body.fn, *body.inputs, compiled_only=eager())
-    if body.carries and not _is_carried(body.given, traced.result[0]):
+    if body.carries and _dtypes(body.given) != _dtypes(traced.result[0]):
         # A scan turns 0 into 0.0 for a body that makes floats of it, and traces it again.
         return TracedAgain(make(body.fn))
 
@@ -106,10 +106,8 @@ def _by_meaning(name: Hashable, body: Body, make: Callable[[Callable[..., Any]],
     return partial(compiled_once((name, traced), traced, run), arrays)
 
 
-def _is_carried(before: Any, after: Any) -> bool:
-    """Whether a carry keeps its dtypes."""
-    dtypes = [[jax.typeof(x).dtype for x in jax.tree.leaves(tree)] for tree in (before, after)]
-    return dtypes[0] == dtypes[1]
+def _dtypes(tree: Any) -> list[Any]:
+    return [jax.typeof(x).dtype for x in jax.tree.leaves(tree)]
 
 
 def forget_programs() -> None:

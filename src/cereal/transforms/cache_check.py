@@ -232,15 +232,13 @@ def _machine() -> str:
     """
     device = jax.config.jax_default_device or jax.devices()[0]  # type: ignore[attr-defined]
     kind = device if isinstance(device, str) else device.platform
-    counts = [str(_cores()), str(jax.local_device_count())]
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    counts = [str(cores), str(jax.local_device_count())]
     words = [jax.__version__, kind, platform.machine(), _processor(), *counts]
     words.append(os.environ.get("XLA_FLAGS", ""))
     found = hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()
     return found if kind == "cpu" else f"{_ELSEWHERE}{found}"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache

@@ -35,7 +35,8 @@ class CacheStore(Keeps):
     def __init__(self, upstream: IndexedSource[Any], named: Named) -> None:
         super().__init__()
         self.upstream, self.named = upstream, named
-        self.spec = Spec(_kept(upstream))
+        element, mask = upstream.element_spec(), jax.ShapeDtypeStruct((), np.bool_)
+        self.spec = Spec((element, mask) if upstream.masks else element)
         specs, self._structure = self.spec.leaves, self.spec.structure
         shapes = [((len(upstream), *spec.shape), np.dtype(spec.dtype)) for spec in specs]
         self._lock = threading.Lock()
@@ -159,9 +160,3 @@ def apart(work: Callable[[threading.Event], None]) -> None:
             thread.join()
     if failed:
         raise failed[0]
-
-
-def _kept(upstream: IndexedSource[Any]) -> Any:
-    """What is kept of an element: itself, and its mask where stages change masks."""
-    spec = upstream.element_spec()
-    return (spec, jax.ShapeDtypeStruct((), np.bool_)) if upstream.masks else spec

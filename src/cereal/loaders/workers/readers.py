@@ -10,6 +10,7 @@ import contextlib
 import threading
 import weakref
 from collections import OrderedDict
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -18,13 +19,13 @@ import numpy as np
 from ...core.buffers import Buffers
 from ...core.execute import routed_rows
 from ...core.host_data import HostData
-from ...core.position import Remainder, starts
+from ...core.position import Remainder
 from ...core.positional import Positional
 from ...core.reading import Reading, reading_as
 from ...core.rows import Rows
 from ...core.settings import current_settings
-from ...core.state import make_words
 from ...core.transfer import to_device, to_host
+from ..walk import Walk
 from .crew import Crew
 from .options import Options
 from .routes import Routes
@@ -75,8 +76,7 @@ class Readers(HostData):
             source, words, remainder=remainder, steps_at_once=steps_at_once, total=total
         )
         if self.threads == 0:
-            fetch = source.fetch
-            return InlineTrack(fetch, routes, buffers=self._buffers, on_error=self._policy)
+            return InlineTrack(source.fetch, routes, Reading(self._policy, self._buffers))
         prefetch = self.prefetch if prefetch is None else prefetch
         return self.open_track(source, routes, prefetch=prefetch, total=total)
 
@@ -144,11 +144,12 @@ class Readers(HostData):
                 found = self._take(answer.walk, answer.step, answer.rows)
             if found is None:
                 found = self.fetch_now(self.source, answer.rows, in_program=True)
-            answer.set(found)
+            answer.walk = None
+            answer.set_result(found)
         except BaseException as error:
             with self._lock:
                 self._served.pop(answer.key, None)
-            answer.fail(error)
+            answer.set_exception(error)
 
     # Walks
 
@@ -212,29 +213,12 @@ class Readers(HostData):
         return Readers, (self.source, self.options)
 
 
-class _Answer:
+class _Answer(Future[Rows]):
     """What was, or will be, read for a position."""
 
     def __init__(self, key: Any, rows: Rows, walk: Any, step: int) -> None:
+        super().__init__()
         self.key, self.rows, self.walk, self.step = key, rows, walk, step
-        self._done = threading.Event()
-        self._found: Any = None
-        self._error: BaseException | None = None
-
-    def set(self, found: Rows) -> None:
-        self._found = found
-        self.walk = None
-        self._done.set()
-
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-        self._done.set()
-
-    def result(self) -> Rows:
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._found
 
 
 class _Skips:
@@ -260,11 +244,10 @@ class _Walk:
     def __init__(
         self, source: Positional[Any], words: Any, prefetch: int, *, in_program: bool
     ) -> None:
-        self._source, self._arithmetic = source, source.plan.arithmetic
-        self._words, self._asked, self._prefetch = np.asarray(words), 0, prefetch
-        self._in_program = in_program
+        self._source, self._steps = source, Walk.starting(source.plan, words)
+        self._asked, self._prefetch, self._in_program = 0, prefetch, in_program
         self._lock = threading.Lock()
-        self._routes = Routes(source, self._words, compiled=not in_program)
+        self._routes = Routes(source, np.asarray(words), compiled=not in_program)
         self._rows: dict[int, Any] = {}
         self._track: Any = None
         self._begun = 0  # steps that were read without a track
@@ -274,11 +257,8 @@ class _Walk:
 
     def following(self) -> tuple[int, np.ndarray]:
         """The step that is asked for now, and the words of the position after it."""
-        words = self._words
-        offset = (int(words[3]) << 32) | int(words[4])
         self._asked += 1
-        at = starts(np, int(words[2]), offset, self._asked, **self._arithmetic)
-        return self._asked - 1, make_words((int(words[0]), int(words[1])), int(at[0]), int(at[1]))
+        return self._asked - 1, self._steps.words_at(self._asked)
 
     def take(self, readers: Readers, step: int, rows: Rows | None) -> Rows | None:
         """A step's rows, fetched; None if another one was taken before it, or if they are not as

@@ -166,8 +166,7 @@ class Track:
         if step < self._first or (self._total is not None and step >= self._total):
             raise CerealError(f"internal: step {step} is not among those to be taken")
         with self.crew.lock:
-            for number in [number for number in self._jobs if number < step]:
-                del self._jobs[number]
+            _drop_before(step, self._jobs)
             self._first = step
 
     def _want(self, end: int) -> None:
@@ -255,8 +254,7 @@ class Track:
         mine = Reading(self.on_error, self.buffers, masked=self.masked)
         with reading_as(mine), self.settings(executes=self.executes):
             fetched = self._fetch(self._rows[step])
-        for number in [number for number in self._rows if number < step]:
-            del self._rows[number]
+        _drop_before(step, self._rows)
         self._times.append(time.perf_counter() - begin)
         self._inline = self._reads_cheaply(4)
         return fetched
@@ -325,36 +323,30 @@ class Track:
 
 
 class InlineTrack:
-    """The same without threads."""
+    """The same without threads: a step is read when it is taken."""
 
     def __init__(
-        self,
-        fetch: Callable[[Any], Any],
-        rows_of: Callable[[int], Any],
-        *,
-        buffers: Buffers,
-        on_error: OnError,
-        masked: bool = False,
+        self, fetch: Callable[[Any], Any], rows_of: Callable[[int], Any], reading: Reading
     ) -> None:
-        self._fetch, self._rows_of = fetch, rows_of
-        self._reading = Reading(on_error, buffers, masked=masked)
-
-    def start(self) -> None:
-        pass
-
-    def ready(self, step: int) -> bool:
-        del step
-        return False
+        self._fetch, self._rows_of, self._reading = fetch, rows_of, reading
 
     def take(self, step: int) -> Any:
         with reading_as(self._reading):
             return self._fetch(self._rows_of(step))
 
-    def abandon(self) -> None:
+    def ready(self, step: int) -> bool:
+        del step
+        return False
+
+    def start(self) -> None:
         pass
 
-    def close(self) -> None:
-        pass
+    close = abandon = start
+
+
+def _drop_before(step: int, table: dict[int, Any]) -> None:
+    for number in [number for number in table if number < step]:
+        del table[number]
 
 
 def _what(place: Failed | None, step: int, waited: float) -> str:
