@@ -89,6 +89,7 @@ def raising(identities: tuple[Hashable, ...]) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
+        # The bet: JAX refuses with these words (`tests/core/test_callback.py` loses it).
         if "vmap" in str(error) and "ordered" in str(error):
             raise UsageError(
                 "a HostCallbackTransform runs once per batch, in order, which has no meaning "

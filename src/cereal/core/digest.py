@@ -85,7 +85,7 @@ class _Digest:
             self._path.pop()
 
     def _apart(self, add: Callable[[Any], None], value: Any) -> str:
-        """The digest of what this adds, by itself."""
+        """The digest of what `add(value)` would add to the hash, taken apart from it."""
         outer, self.hash = self.hash, hashlib.blake2b(digest_size=16)
         try:
             add(value)

@@ -53,7 +53,7 @@ def _limits(dtype: np.dtype[Any]) -> Any:
 
 
 def fitting(value: int, dtype: Any) -> Any:
-    """The dtype of an integer (None: Python's own), if the one that JAX has for it can hold it."""
+    """The dtype for an integer (None: of Python), or an error if JAX's type cannot hold it."""
     dtype = _INT64 if dtype is None else dtype
     narrow = _limits(canonical(dtype))
     if not narrow.min <= value <= narrow.max:

@@ -50,7 +50,7 @@ def as_function(fn: Any, owner: str) -> Function:
 
 
 def takes_second(fn: Any, name: str) -> bool:
-    """Whether to call `fn(value, second)` rather than `fn(value)`: asked of its signature.
+    """Whether to call `fn(value, second)` rather than `fn(value)`, by its signature.
 
     A second parameter counts if it has no default, or if it is called `name`.
     """
@@ -58,10 +58,10 @@ def takes_second(fn: Any, name: str) -> bool:
 
 
 def arguments_taken(fn: Any, names: tuple[str, ...], least: int = 0) -> tuple[str, ...]:
-    """With how many of these arguments, in their order, to call `fn`: its own names for them.
+    """Which of these arguments, in their order, to call `fn` with, by its own names for them.
 
-    The first `least` in any case. A further one counts if `fn` has no default for it, or calls
-    it by that name.
+    The first `least` are passed in any case. A further one is if `fn` has no default for it, or
+    calls it by that name.
     """
     try:
         parameters = list(inspect.signature(fn).parameters.values())

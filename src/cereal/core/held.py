@@ -25,7 +25,6 @@ class Held:
 
     @property
     def value(self) -> Any:
-        """The object itself."""
         return self.tree if self.fixed is None else self.fixed
 
 

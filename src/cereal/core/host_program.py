@@ -89,8 +89,8 @@ def _stacked(parts: Any, sizes: tuple[int, ...]) -> np.ndarray:
     return np.stack(parts).reshape((*sizes, *parts[0].shape)) if sizes else parts[0]
 
 
-# Numbers of 64 bits leave the callback as pairs of 32: JAX treats what it returns by the settings
-# of its own thread, where `jax.enable_x64` does not hold, and refuses them after the callback.
+# Numbers of 64 bits leave the callback as pairs of 32 (`test_wide_types_go_through_a_program`): JAX
+# converts what a callback returns in a thread of its own, where `jax.enable_x64` is not set.
 
 
 def _is_wide(x: Any) -> bool:

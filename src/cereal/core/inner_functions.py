@@ -52,7 +52,7 @@ def _forget(places: set[tuple[str, int]]) -> bool:
 
 @functools.cache
 def _caches() -> list[Any]:
-    """JAX's tables of traces; none where they are elsewhere, and then JAX's rule holds."""
+    """JAX's tables of traces; where it has none of these names, its own rule holds."""
     found = []
     for module, name in _CACHES.items():
         with contextlib.suppress(ImportError):

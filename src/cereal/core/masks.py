@@ -1,8 +1,8 @@
 """Masks of full batches, for batches that no program makes.
 
-A program that makes a batch makes its mask too. Where a batch is only moved to the device, a mask
-moved beside it would cost a GPU 80 µs; so they are made ahead, many in one call. Each is handed out
-once, since who gets it may donate it.
+A program that makes a batch makes its mask too. Where a batch is only moved to the device, moving a
+mask too would cost a GPU 80 µs, so masks are made ahead, many in one call. Each is handed out once,
+since the user may donate it to a program.
 """
 
 from __future__ import annotations

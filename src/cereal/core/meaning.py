@@ -18,11 +18,11 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
+from .capture import is_traced
 from .gathered import explicit_mesh
 from .inlined import run_inlined
 from .inner_functions import forget_seen, met_new
@@ -85,8 +85,7 @@ def trace(
     if met_new(closed):
         closed, result = _traced_anew(fn, args)
     # Arrays of NumPy may be written to while a program reads them: they are copied.
-    arrays = jax.Array | jax.core.Tracer
-    consts = [x if isinstance(x, arrays) else np.array(x) for x in closed.consts]
+    consts = [x if isinstance(x, jax.Array) else np.array(x) for x in closed.consts]
     opened = _opened(closed, consts, jax.tree.leaves(args)) if consts else closed
     return Traced(opened, result, _Meaning(compiled_only, of_pipeline)), consts
 
@@ -167,7 +166,7 @@ class _Meaning:
             return (type(value), *map(self.of, value))
         if isinstance(value, dict):
             return tuple((self.of(name), self.of(each)) for name, each in value.items())
-        if isinstance(value, jax.core.Tracer):
+        if is_traced(value):
             raise _DifferentError
         if isinstance(value, jax.Array | np.ndarray | np.generic) or _is_array(value):
             return _content(value)

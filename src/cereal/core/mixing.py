@@ -46,7 +46,7 @@ class Stage(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """One round of a stage's table, in the arithmetic of `Mixing.walk`."""
+    """One round of a stage's table of turns: the numbers that `Mixing.walk` calculates with."""
 
     epoch: int  # where the stage begins
     place: int
@@ -191,12 +191,11 @@ def _epoch_length(
     epoch: int | str,
     owner: str,
 ) -> int:
-    if isinstance(epoch, str):
+    length = epoch
+    if isinstance(length, str):
         ends = [_end_of(j, n, stages, tables) for j, n in enumerate(lengths)]
         read = [end for end in ends if end is not None]
         length = min(read) if epoch == "first" else max(read)
-    else:
-        length = epoch
     if not 1 <= length <= MOST_SLOTS_IN_EPOCH:
         raise PipelineError(
             f"{owner}: an epoch of the mixture would have {length} elements, and can have 1 to "

@@ -73,7 +73,7 @@ def _find(node: Any, classes: dict[type, None], values: list[Any]) -> None:
 
 
 def _has_fixed_fields(node: Any) -> bool:
-    """Whether this has fields that stay, or that JAX asks for at every call."""
+    """Whether its fields cannot change, or JAX asks for them at every call."""
     params = getattr(node, "__dataclass_params__", None)
     if params is None or isinstance(node, type):
         return False

@@ -13,10 +13,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.core
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from .capture import is_concrete, staging
+from .capture import is_concrete, is_traced, staging
 from .errors import PipelineError, UsageError
 from .spec import format_spec
 
@@ -69,7 +68,7 @@ def placed(source: Source[Any], values: Any, mask: Any) -> tuple[Any, Any]:
 
 
 def _place(x: Any, placement: Any, lead: int) -> Any:
-    if isinstance(x, jax.core.Tracer):
+    if is_traced(x):
         return _constrained(x, placement, lead)
     here = x.devices() if isinstance(x, jax.Array) else None
     if isinstance(placement, jax.Device) and here == {placement}:
@@ -157,7 +156,8 @@ def check_callbacks(source: Source[Any]) -> None:
 
 
 def refuse_unmapped(error: ValueError) -> None:
-    """Says in words what JAX cannot do with functions that have rules of their own."""
+    """Explains JAX's refusal to map a function over a mesh that it was not traced for."""
+    # The bet: JAX refuses with these words (`tests/device/test_explicit_axes.py` loses it).
     if "is not found in mesh" in str(error):
         raise UsageError(
             "JAX cannot map these states over a mesh with explicit axes: a stage has a loop, or a "
@@ -194,10 +194,8 @@ def joining(state: Any, placement: Any) -> Any:
     everywhere = NamedSharding(placement.mesh, PartitionSpec())
 
     def put(leaf: Any) -> Any:
-        if not is_concrete(leaf):
-            return leaf
-        whole = leaf.is_fully_replicated
-        return jax.device_put(leaf, everywhere) if whole or not leaf.committed else leaf
+        moves = is_concrete(leaf) and (leaf.is_fully_replicated or not leaf.committed)
+        return jax.device_put(leaf, everywhere) if moves else leaf
 
     return jax.tree.map(put, state)
 

@@ -116,12 +116,11 @@ def _as_leaf(path: Any, leaf: Any, wanted: Any) -> Any:
         check_fits(leaf, name)
     array = jnp.array(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
     if array.shape != wanted.shape or array.dtype != wanted.dtype:
-        more = ""
-        if array.shape[1:] == wanted.shape:
-            more = (
-                " For one policy per state, of states made by `jax.vmap`, write "
-                "`jax.vmap(loader.set_policy_state)(states, policy_states)`."
-            )
+        more = (
+            " For one policy per state, of states made by `jax.vmap`, write "
+            "`jax.vmap(loader.set_policy_state)(states, policy_states)`."
+        )
+        more = more if array.shape[1:] == wanted.shape else ""
         raise StateError(
             f"{name} is {format_spec(array)}, but {format_spec(wanted)} in the "
             f"`policy_state_template`; pass what the template promises, or build the source with "

@@ -61,7 +61,7 @@ def raise_it(error: Exception) -> Any:
 
 
 class Reading:
-    """The reading of one thread. A loader's workers have one with its options."""
+    """Where one thread is while it reads, and how it reads: by the options of its loader."""
 
     def __init__(
         self, on_error: OnError = raise_it, buffers: Buffers = NO_BUFFERS, *, masked: bool = False
@@ -139,8 +139,8 @@ class Reading:
             stopped.__cause__ = error
             error = stopped
         place = self.place()
-        # JAX refused to run something (`jax.no_execution`). The bet: its error says so by this name
-        # (`tests/loaders/test_host_in_jit.py`). No fault of the element's: `on_error` is not asked.
+        # JAX refused to run something: no fault of the element's, so `on_error` is not asked. The
+        # bet (`tests/loaders/workers/test_skips.py` loses it): its error names `jax.no_execution`.
         if isinstance(error, RuntimeError) and "no_execution" in str(error):
             error = UsageError(f"{self.stage} {_RAN_JAX}")
             annotate(error, place)
@@ -174,7 +174,7 @@ class _At:
 
 
 def annotate(error: BaseException, place: Failed | None) -> None:
-    """Writes the element into the error, once."""
+    """Writes into an error which element it is of, once."""
     known = getattr(error, "element", None)
     if place is None or (known is not None and (known == place or known.stage != place.stage)):
         return
@@ -194,7 +194,10 @@ READ_ONLY = (
 
 
 def is_read_only(error: BaseException) -> bool:
-    """Whether this comes of writing into an element."""
+    """Whether this comes of writing into an element.
+
+    The bet: NumPy says so in these words (`tests/core/test_reading.py` loses it).
+    """
     return isinstance(error, ValueError) and "read-only" in str(error)
 
 
@@ -208,31 +211,31 @@ _RAN_JAX = (
 
 class _Current(threading.local):
     def __init__(self) -> None:
-        self.reading = Reading()
+        self.context = Reading()
 
 
 _current = _Current()
 
 
 def reading() -> Reading:
-    """The reading of this thread."""
-    return _current.reading
+    """The context in which this thread reads."""
+    return _current.context
 
 
 class reading_as:  # noqa: N801
-    """Within it, this thread reads so."""
+    """Within it, this thread reads in the given context."""
 
-    __slots__ = ("_before", "_one")
+    __slots__ = ("_before", "_context")
 
-    def __init__(self, one: Reading) -> None:
-        self._one = one
+    def __init__(self, context: Reading) -> None:
+        self._context = context
 
     def __enter__(self) -> Reading:
-        self._before, _current.reading = _current.reading, self._one
-        return self._one
+        self._before, _current.context = _current.context, self._context
+        return self._context
 
     def __exit__(self, *_: object) -> None:
-        _current.reading = self._before
+        _current.context = self._before
 
 
 def at_element(stage: str, rows: Any, lane: int, run: Callable[[], Any]) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from .capture import is_traced
 from .errors import PipelineError
 from .lane_permutation import permute_lanes
 from .mixing import MOST_SLOTS_IN_EPOCH, Mixing, Stage, make_mixing
@@ -201,7 +201,7 @@ def _draws(key: Any, epochs: Any, column: Any, position: Any) -> Any:
 
 
 def _as_numpy(given: Any, name: str, kind: str, owner: str) -> np.ndarray:
-    if isinstance(given, jax.core.Tracer):
+    if is_traced(given):
         raise PipelineError(f"{owner}: `{name}` are traced; build the order outside of `jit`.")
     try:
         values = np.asarray(given)

@@ -35,7 +35,6 @@ class Spec:
 
     @property
     def nbytes(self) -> int:
-        """How much memory it takes."""
         return sum(leaf.size * leaf.dtype.itemsize for leaf in self.leaves)
 
     def zeros(self) -> Any:

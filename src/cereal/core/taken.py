@@ -37,16 +37,11 @@ class Taken:
     element is in memory besides the batch, and a function may return the same buffer every time.
     """
 
-    def __init__(
-        self,
-        n: int,
-        *,
-        stacked: Any = None,
-        one: Callable[[int], Any] | None = None,
-        keep: np.ndarray | None = None,
-    ) -> None:
-        self.n, self.stacked, self._one = n, stacked, one
-        self.keep = keep  # None: all; False where an element was filtered out or failed
+    def __init__(self, n: int, *, stacked: Any = None, one: Any = None, keep: Any = None) -> None:
+        self.n, self.stacked = n, stacked
+        self._one: Callable[[int], Any] | None = one
+        # None: all are there. False where an element was filtered out or failed.
+        self.keep: np.ndarray | None = keep
 
     @property
     def is_stacked(self) -> bool:
@@ -126,7 +121,8 @@ def _kept(values: list[Any]) -> np.ndarray | None:
 
 def leaves_of(element: Any, spec: Spec) -> list[np.ndarray]:
     """The arrays of an element, if it is as the spec says."""
-    return [np.asarray(leaf) for leaf in _writable(element, spec)]
+    pairs = zip(_writable(element, spec), spec.leaves, strict=True)
+    return [np.asarray(leaf, promised.dtype) for leaf, promised in pairs]
 
 
 def _writable(element: Any, spec: Spec) -> list[Any]:
@@ -170,9 +166,7 @@ def _holds(promised: Any, number: int) -> bool:
 
 def as_arrays(made: Any, spec: Spec) -> Any:
     """The same as a tree of arrays of exactly this spec."""
-    pairs = zip(leaves_of(made, spec), spec.leaves, strict=True)
-    arrays = [x if x.dtype == s.dtype else x.astype(s.dtype) for x, s in pairs]
-    return jax.tree.unflatten(spec.structure, arrays)
+    return jax.tree.unflatten(spec.structure, leaves_of(made, spec))
 
 
 def _changed(element: Any, spec: Spec) -> PipelineError:

@@ -82,7 +82,7 @@ class _Prover:
 
     def of(self, value: Any, names: tuple[str, ...] | None = None) -> Hashable:
         """The key of a value; `names` are all names in the code that knows it by a name."""
-        kind = type(value)
+        kind: Any = type(value)
         if kind in PLAIN:
             return (kind, repr(value))  # repr: 0.0 is not -0.0, and nan is nan
         if isinstance(value, np.dtype | types.CodeType):
@@ -101,21 +101,24 @@ class _Prover:
         self.held.append(value)
         if is_concrete(value):
             return ("array", id(value))
-        if kind is np.ndarray and value.nbytes <= _SMALL and not value.dtype.hasobject:
+        if type(value) is np.ndarray and value.nbytes <= _SMALL and not value.dtype.hasobject:
             content = _content(value)
             self.checks.append((lambda array: _content(array) == content, value, True))
             return content
         if isinstance(value, types.FunctionType):
             return self._function(value)
-        if kind is functools.partial and not value.__dict__:
-            names = names_in(value.func.__code__) if hasattr(value.func, "__code__") else ()
-            followed = (self.of(value.func), self.of(value.args, names))
-            return ("partial", *followed, self._keywords(value.keywords, names))
+        if type(value) is functools.partial and not value.__dict__:
+            return self._partial(value)
         if isinstance(value, _JITTED) and not is_defined_by_library(value):
             return ("jit", id(value), self.of(inspect.unwrap(value)))
         if is_fixed(value):
             return id(value)
         raise _UnprovedError
+
+    def _partial(self, made: functools.partial[Any]) -> Hashable:
+        names = names_in(made.func.__code__) if hasattr(made.func, "__code__") else ()
+        parts = (self.of(made.func), self.of(made.args, names))
+        return ("partial", *parts, self._keywords(made.keywords, names))
 
     def _function(self, fn: types.FunctionType) -> Hashable:
         is_own, names = not is_library(fn), names_in(fn.__code__)

@@ -51,8 +51,8 @@ class _Seen(NamedTuple):
 def with_code(source: N, state: Any, *, thorough: bool) -> N:
     """The pipeline with the number of what its code does now, in a step from this state.
 
-    Not `thorough`: of a stream, what cannot be proved is looked at once; tracing a whole step of an
-    environment before every step would cost many times the step.
+    Unless `thorough`, a stream whose code cannot be proved is traced only once: to trace a whole
+    step of an environment before every step would cost many times the step.
     """
     fields: Any = source.__dict__
     seen = fields.get("_seen_code")
@@ -78,7 +78,7 @@ def _numbered(source: Any, state: Any) -> _Seen:
 
 
 def _carriers(source: Any) -> list[Any]:
-    """What has compiled code of the user's in it. What Python runs is never stale."""
+    """The nodes with code of the user's that is compiled. What Python runs is never stale."""
     found = [x for x in jax.tree.leaves(source, is_leaf=_is_carrier) if _is_carrier(x)]
     if source.host:
         return [x for x in found if hasattr(x, "read") and not x.host]
@@ -93,7 +93,7 @@ def _is_carrier(node: Any) -> bool:
 
 
 def _is_whole(node: Any) -> bool:
-    """What is not to be taken apart: a stage that knows its Python would forget it."""
+    """Whether to leave a node as it is: a copy of a stage would not know its Python function."""
     return _is_carrier(node) or hasattr(node, "watched")
 
 

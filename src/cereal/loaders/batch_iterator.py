@@ -1,7 +1,8 @@
 """What all iterators over batches share: turns of threads, the end, the state.
 
-What a batch changes in an iterator is one reference or one number, when all else is done: an
-interrupt at any line, and a look at `state` from another thread, find it before the batch or after.
+To hand out a batch changes one reference or one number, as the last thing that is done. So after an
+interrupt at any line, and for another thread that reads `state`, the batch was handed out or was
+not, and nothing is in between.
 """
 
 from __future__ import annotations

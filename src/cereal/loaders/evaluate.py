@@ -102,23 +102,16 @@ def _run(
     body = Body(_metrics(fn), (fn,), args, source)
     if isinstance(source, Positional) and source.host:
 
-        def make_host(metrics: Any) -> Any:
-            def sums_of_rows(source: Any, rows: Any, args: Any) -> tuple[Any, Any]:
-                return args, scan_read(source, rows, None, _with(args, metrics), 1)[1]
+        def sums(metrics: Any, source: Any, rows: Any, args: Any) -> tuple[Any, Any]:
+            return args, scan_read(source, rows, None, _with(args, metrics), 1)[1]
 
-            return sums_of_rows
-
-        run = program(("sums", len(args)), body, make_host)
+        run = program(("sums", len(args)), body, sums)
         return _means_of(scan_host(source, state, args, run, steps, remainder)[2])
 
-    def make(metrics: Any) -> Any:
-        def means(source: Any, state: Any, args: Any) -> Any:
-            steps_of = scan_steps(source, state, None, _with(args, metrics), steps, 1, remainder)
-            return _means(steps_of[2])
+    def means(metrics: Any, source: Any, state: Any, args: Any) -> Any:
+        return _means(scan_steps(source, state, None, _with(args, metrics), steps, 1, remainder)[2])
 
-        return means
-
-    return program(("means", steps, remainder), body, make)(source, state, args)
+    return program(("means", steps, remainder), body, means)(source, state, args)
 
 
 def _with(args: Any, metrics: Any) -> Any:

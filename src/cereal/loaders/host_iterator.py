@@ -4,8 +4,8 @@
     this        take step 3 when it is read  ->  start its transfer and its compiled stages
     the user    has step 2
 
-All that changes when a batch is handed out is one number, in the last line: an interrupt at any
-other place loses nothing.
+To hand out a batch changes one number, in the last line: an interrupt at any other place loses
+nothing.
 """
 
 from __future__ import annotations

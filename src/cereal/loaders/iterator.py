@@ -163,7 +163,7 @@ class PositionalIterator(WalkingIterator[T]):
         return True
 
     def _judge(self, asked: int, seconds: float) -> None:
-        """Decides by what a batch costs; one that came late may have met others at work."""
+        """Decides by the time of a batch. Several are tried: one may be late by chance."""
         cheap = seconds < _WORTH_READING_AHEAD
         if cheap or asked >= _TRIALS:
             self._count = self._many if self._learnt.decide(cheap) else 1
@@ -227,5 +227,5 @@ class StreamIterator(BatchIterator[T]):
 
 
 def _copied(state: Any) -> Any:
-    """Our own copy, so that the user may donate his."""
+    """Our own copy, so that the user may donate the state to a program."""
     return jax.tree.map(jnp.copy, state)

@@ -64,7 +64,6 @@ class CacheStore(Keeps):
 
     @property
     def full(self) -> bool:
-        """Whether all elements are there."""
         return bool(self._filled.all())
 
     def take(self, indices: np.ndarray) -> Any:
@@ -118,7 +117,7 @@ class CacheStore(Keeps):
             self.save()
 
     def save(self) -> None:
-        """Brings what was read to the disk."""
+        """Writes what was read to the disk."""
         begin = time.monotonic()
         save(self._arrays, self._marks, self._pending)
         self._unsaved, self._saved = 0, time.monotonic()

@@ -1,7 +1,7 @@
-"""Who reads the host part of a loader: its options, its threads, its buffers.
+"""Who reads the part of a loader that Python runs: its options, its threads, its buffers.
 
-iterate, scan_epoch      a track of their own, closed when they end
-callbacks of programs    `serve`: a track for every walk through positions that they ask for
+iterate, scan_epoch      have a track of their own, which they close at their end
+callbacks of programs    `serve`: one track for each run of positions that follow each other
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 class Readers(HostData):
-    """The reading of one loader."""
+    """All that reads for one loader."""
 
     def __init__(self, source: Positional[Any], options: Options) -> None:
         super().__init__()
@@ -83,9 +83,9 @@ class Readers(HostData):
     def open_track(self, source: Positional[Any], rows_of: Any, **options: Any) -> Track:
         """Steps whose rows are known, read by the crew."""
         return Track(
-            self.crew,
-            source.fetch,
-            rows_of,
+            crew=self.crew,
+            fetch=source.fetch,
+            rows_of=rows_of,
             buffers=self._buffers,
             on_error=self._policy,
             timeout=self.options.timeout,
@@ -101,17 +101,17 @@ class Readers(HostData):
 
     def fetch_now(self, source: Positional[Any], rows: Rows, *, in_program: bool) -> Rows:
         """Reads in the caller's thread."""
-        reading = Reading(self._policy, self._buffers, masked=in_program)
-        with reading_as(reading), jax.no_execution() if in_program else _NOTHING:
+        context = Reading(self._policy, self._buffers, masked=in_program)
+        with reading_as(context), jax.no_execution() if in_program else _NOTHING:
             return source.fetch(rows)
 
     # Callbacks of compiled programs
 
     def serve(self, requests: list[tuple[Any, Rows]]) -> list[Rows]:
-        """The rows of these positions, fetched; those that follow are read ahead.
+        """The fetched rows of these positions; those that follow are read ahead.
 
-        A position may be asked for again, by rematerialisation or by another device, also while
-        it is being read: it is read once.
+        A position may be asked for several times, by rematerialisation or by other devices, even
+        while it is being read. It is read once.
         """
         asked = [self._ask(position, rows, len(requests)) for position, rows in requests]
         for answer, mine in asked:
@@ -196,9 +196,9 @@ class Readers(HostData):
     # Calls of `next_batch` outside of programs
 
     def next_rows(self, source: Positional[Any], words: Any) -> tuple[Rows, Any]:
-        """The rows of this position, fetched, and the words after it.
+        """The fetched rows of this position, and the words of the position after it.
 
-        Who asks for positions one after the other is read ahead for, from the second on.
+        If the caller then asks for the position after it, the following ones are read ahead.
         """
         words = to_host(words)
         with self._lock:
@@ -222,7 +222,7 @@ class _Answer(Future[Rows]):
 
 
 class _Skips:
-    """Counts elements that are left out; it does not hold the loader, as its threads hold it."""
+    """Counts elements that are left out. (Threads hold this, so it must not hold the loader.)"""
 
     def __init__(self) -> None:
         self.count = 0
