@@ -155,9 +155,10 @@ class _Prover:
         known = isinstance(module, types.ModuleType) and names is not None and depth
         if not known or not is_library(module) or looks_at_the_world(module):
             raise _UnprovedError
-        for name in set(names or ()).intersection(vars(module)):
-            value = vars(module)[name]
-            self.checks.append((vars(module).get, name, value))
+        scope = vars(module)
+        for name in [name for name in names or () if name in scope]:
+            value = scope[name]
+            self.checks.append((scope.get, name, value))
             if isinstance(value, types.ModuleType) and is_library(value):
                 self._module(value, names, depth - 1) if value is not module else None
             elif not (type(value) in PLAIN or isinstance(value, np.generic) or is_fixed(value)):
