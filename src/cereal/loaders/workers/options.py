@@ -116,4 +116,4 @@ def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> O
                 "DataLoader: `timeout=` needs a worker, since the caller's own thread cannot be "
                 "left; pass `workers=1` or more."
             )
-    return Options(*counts, on_error, None if timeout is None else float(timeout))
+    return Options(counts[0], counts[1], on_error, None if timeout is None else float(timeout))
