@@ -43,7 +43,9 @@ def array_leaves(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
     """The same, if all of them are arrays."""
     found = leaves_of_tree(tree, owner, name)
     if not found:
-        raise PipelineError(f"{owner}: `{name}` holds no arrays, got {tree!r:.60}.")
+        raise PipelineError(
+            f"{owner}: `{name}` holds no arrays, got {tree!r:.60}; give it one, or a dict of them."
+        )
     for place, leaf in found:
         if isinstance(leaf, bool | int | float | complex) or not is_array_like(leaf):
             raise PipelineError(f"{owner}: {place} {_no_array(leaf, place)}")

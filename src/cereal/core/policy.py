@@ -62,7 +62,7 @@ def find_slot(state: Any) -> PolicySlot:
     if not slots:
         raise UsageError(
             f"this state carries no policy: {type(state).__name__} is not of a pipeline that "
-            f"begins with a source of rollouts, such as GymnaxSource."
+            f"begins with a source of rollouts; build the loader over one, such as GymnaxSource."
         )
     if len(slots) > 1:
         raise UsageError(

@@ -208,7 +208,9 @@ def _as_numpy(given: Any, name: str, kind: str, owner: str) -> np.ndarray:
         if kind == "numbers" and values.dtype.kind not in "iufb" and values.dtype != jnp.bfloat16:
             raise TypeError(values.dtype)
     except (TypeError, ValueError) as error:
-        raise PipelineError(f"{owner}: `{name}` must be {kind}, got {given!r:.60}.") from error
+        raise PipelineError(
+            f"{owner}: `{name}` must be {kind}, got {given!r:.60}; give one per element."
+        ) from error
     return values
 
 
@@ -217,7 +219,7 @@ def _weights(weights: Any, owner: str) -> np.ndarray:
     if values.ndim != 1 or not len(values):
         raise PipelineError(
             f"{owner}: `weights` must have one axis, one weight per element, got shape "
-            f"{values.shape}."
+            f"{values.shape}; write them as one list."
         )
     wrong = np.flatnonzero(~np.isfinite(values) | (values < 0))
     if len(wrong):

@@ -122,7 +122,8 @@ class _Prover:
 
     def _function(self, fn: types.FunctionType) -> Hashable:
         is_own, names = not is_library(fn), names_in(fn.__code__)
-        if set(fn.__dict__) - {"__wrapped__"} if is_own else looks_at_the_world(fn):
+        attributes = set(fn.__dict__) - {"__wrapped__"}
+        if (is_own and attributes) or (not is_own and looks_at_the_world(fn)):
             raise _UnprovedError
         cells = [cell.__getattribute__ for cell in fn.__closure__ or ()]
         inside = [self._follow(get, ["cell_contents"], names if is_own else None) for get in cells]
@@ -160,7 +161,8 @@ class _Prover:
             value = scope[name]
             self.checks.append((scope.get, name, value))
             if isinstance(value, types.ModuleType) and is_library(value):
-                self._module(value, names, depth - 1) if value is not module else None
+                if value is not module:
+                    self._module(value, names, depth - 1)
             elif not (type(value) in PLAIN or isinstance(value, np.generic) or is_fixed(value)):
                 raise _UnprovedError
 

@@ -209,7 +209,8 @@ class Track:
                             self.crew.relieve()
                         else:
                             raise TimeoutError(
-                                f"batch {step} was not begun in {hung:.1f} s (`timeout=`)"
+                                f"batch {step} was not begun in {hung:.1f} s (`timeout=`), since "
+                                f"all threads read other batches; raise `timeout` or `workers`"
                             )
                         began, relieved = time.monotonic(), job is None or job.waits
                         continue
