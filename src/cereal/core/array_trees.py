@@ -15,7 +15,7 @@ import numpy as np
 
 from .errors import PipelineError
 from .source import Source
-from .spec import is_array_like
+from .spec import is_array_like, named_places
 from .stage import Transform
 from .state import PipelineState
 
@@ -30,13 +30,12 @@ _KINDS = {
 def leaves_of_tree(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
     """The leaves of a tree, each with its place as errors call it; pipelines count as leaves."""
     try:
-        paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_no_data)[0]
+        return named_places(tree, name, is_leaf=_is_no_data)
     except (ValueError, TypeError) as error:  # its keys cannot be sorted
         raise PipelineError(
             f"{owner}: the keys of a dict in `{name}` cannot be sorted, since they are of several "
             f"types; make all of them strings."
         ) from error
-    return [(f"`{name}{jax.tree_util.keystr(path)}`", leaf) for path, leaf in paths]
 
 
 def array_leaves(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:

@@ -21,6 +21,7 @@ from .host_data import host_data_in, identity_on_host, living
 from .reading import Reading, reading_as
 from .rows import Rows, whole_index
 from .settings import settings_of_program
+from .spec import spec_of
 
 if TYPE_CHECKING:
     from .positional import Positional
@@ -38,7 +39,7 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
     leaves, structure = jax.tree.flatten(source)
     leaves = leaves if service is None else []  # a service has the source itself
     with reading_as(Reading(masked=True)):
-        promised = jax.tree.map(_struct, source.fetch(jax.tree.map(_struct, rows)))
+        promised = jax.tree.map(spec_of, source.fetch(jax.tree.map(spec_of, rows)))
     axes, (inputs, rows_structure) = rows.index.ndim, jax.tree.flatten(rows)
     outputs, out_structure = jax.tree.flatten(promised)
 
@@ -109,11 +110,6 @@ def _as_words(x: np.ndarray) -> np.ndarray:
 
 def _from_words(x: Any, spec: Any) -> Any:
     return jax.lax.bitcast_convert_type(x, spec.dtype) if _is_wide(spec) else x
-
-
-def _struct(x: Any) -> jax.ShapeDtypeStruct:
-    dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
-    return jax.ShapeDtypeStruct(x.shape, dtype)
 
 
 def _as_promised(fetched: Rows, outputs: list[Any], structure: Any) -> list[np.ndarray]:

@@ -104,8 +104,7 @@ class WeightedSampling(Order):
         )
 
     def over(self, n: int, owner: str) -> Order:
-        _check_size("weights", self.size, n, owner)
-        return self
+        return _sized(self, "weights", n, owner)
 
     def length(self, n: int) -> int:
         del n
@@ -170,8 +169,7 @@ class ClassBalanced(Order):
         )
 
     def over(self, n: int, owner: str) -> Order:
-        _check_size("labels", self.size, n, owner)
-        return self
+        return _sized(self, "labels", n, owner)
 
     def length(self, n: int) -> int:
         del n
@@ -263,12 +261,13 @@ def _draw_count(length: Any, most: int | None, owner: str) -> int:
     return number
 
 
-def _check_size(name: str, size: int, n: int, owner: str) -> None:
-    if size != n:
+def _sized(order: WeightedSampling | ClassBalanced, name: str, n: int, owner: str) -> Order:
+    if order.size != n:
         raise PipelineError(
-            f"{owner}: its `ordering` has {size} {name}, but there are {n} elements; give one for "
-            f"each."
+            f"{owner}: its `ordering` has {order.size} {name}, but there are {n} elements; give "
+            f"one for each."
         )
+    return order
 
 
 def _shares(values: np.ndarray) -> np.ndarray:

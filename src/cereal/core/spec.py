@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
+from .fitting import canonical
 
 
 class Spec:
@@ -61,20 +62,22 @@ class Spec:
 
 def spec_of(array: Any, drop_axes: int = 0) -> jax.ShapeDtypeStruct:
     """The spec of an array, without its first `drop_axes` axes."""
-    dtype = array.dtype
-    if isinstance(dtype, np.dtype) and not dtype.isnative:  # as files often are
-        dtype = dtype.newbyteorder("=")
-    dtype = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
+    dtype = canonical(array.dtype) if isinstance(array.dtype, np.dtype) else array.dtype
     return jax.ShapeDtypeStruct(array.shape[drop_axes:], dtype)
+
+
+def named_places(tree: Any, name: str, is_leaf: Any = None) -> list[tuple[str, Any]]:
+    """The leaves of a tree, each with its place as errors call it: "`data['image']`"."""
+    paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+    return [(f"`{name}{jax.tree_util.keystr(path)}`", leaf) for path, leaf in paths]
 
 
 def as_override(tree: Any, owner: str, name: str = "element_spec_override") -> Spec | None:
     """Reads `element_spec_override=`: a tree of `ShapeDtypeStruct` or of arrays, or None."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    for place, leaf in named_places(tree, name):
         if not isinstance(leaf, jax.ShapeDtypeStruct | jax.Array | np.ndarray | np.generic):
-            place = name + jax.tree_util.keystr(path)
             raise PipelineError(
-                f"{owner}: `{place}` must be a shape and a dtype, got {leaf!r:.60}; write "
+                f"{owner}: {place} must be a shape and a dtype, got {leaf!r:.60}; write "
                 f"`jax.ShapeDtypeStruct(shape, dtype)`."
             )
     return None if tree is None else Spec(jax.tree.map(spec_of, tree))

@@ -21,7 +21,7 @@ from .errors import PipelineError
 from .fitting import canonical, check_fits, check_number, fitting, narrowed
 from .pytree import said
 from .reading import SKIPPED, Reading, at_element, for_each, reading, reading_as
-from .spec import Spec, format_spec, is_numeric
+from .spec import Spec, format_spec, is_numeric, named_places
 
 OBJECT = np.dtype(object)
 _NO_ARRAY = " is a Python object and no array"
@@ -153,8 +153,7 @@ def _writable(element: Any, spec: Spec) -> list[Any]:
 
 
 def _name(spec: Spec, place: int) -> str:
-    path, _ = jax.tree_util.tree_flatten_with_path(spec.tree)[0][place]
-    return f"`element{jax.tree_util.keystr(path)}`"
+    return named_places(spec.tree, "element")[place][0]
 
 
 def _holds(promised: Any, number: int) -> bool:
@@ -267,9 +266,9 @@ def _object(words: str) -> jax.ShapeDtypeStruct:
 
 def check_arrays(spec: Any, what: str, fix: str) -> None:
     """Refuses Python objects where arrays are needed."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(spec)[0]:
+    for place, leaf in named_places(spec, "element"):
         if leaf.dtype == OBJECT:
-            name = f"{what}: `element{jax.tree_util.keystr(path)}`"
+            name = f"{what}: {place}"
             words = (leaf.dtype.metadata or {}).get("words")
             if words and words.startswith(":"):  # the number that does not fit, and what to do
                 raise PipelineError(f"{name}{words}")
