@@ -15,7 +15,7 @@ import numpy as np
 
 from .errors import PipelineError
 from .source import Source
-from .spec import is_array_like
+from .spec import is_array_like, named_places
 from .stage import Transform
 from .state import PipelineState
 
@@ -30,20 +30,21 @@ _KINDS = {
 def leaves_of_tree(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
     """The leaves of a tree, each with its place as errors call it; pipelines count as leaves."""
     try:
-        paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_no_data)[0]
+        return named_places(tree, name, is_leaf=_is_no_data)
     except (ValueError, TypeError) as error:  # its keys cannot be sorted
         raise PipelineError(
             f"{owner}: the keys of a dict in `{name}` cannot be sorted, since they are of several "
             f"types; make all of them strings."
         ) from error
-    return [(f"`{name}{jax.tree_util.keystr(path)}`", leaf) for path, leaf in paths]
 
 
 def array_leaves(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
     """The same, if all of them are arrays."""
     found = leaves_of_tree(tree, owner, name)
     if not found:
-        raise PipelineError(f"{owner}: `{name}` holds no arrays, got {tree!r:.60}.")
+        raise PipelineError(
+            f"{owner}: `{name}` holds no arrays, got {tree!r:.60}; give it one, or a dict of them."
+        )
     for place, leaf in found:
         if isinstance(leaf, bool | int | float | complex) or not is_array_like(leaf):
             raise PipelineError(f"{owner}: {place} {_no_array(leaf, place)}")
@@ -92,18 +93,21 @@ def _is_no_data(node: Any) -> bool:
 def _part_of_a_pipeline(node: Any) -> bool:
     if isinstance(node, Source | Transform | PipelineState):
         return True
-    if type(node).__module__.partition(".")[0] != "cereal":
-        return False
-    return type(node).__name__.endswith("State") or _is_loader(node)
+    is_state = type(node).__name__.endswith("State")
+    return _library_of(node) == "cereal" and (is_state or _is_loader(node))
 
 
 def _is_loader(node: Any) -> bool:
     return isinstance(getattr(node, "source", None), Source)
 
 
+def _library_of(node: Any) -> str:
+    return type(node).__module__.partition(".")[0]
+
+
 def is_frame(node: Any) -> bool:
     """Whether this is a table, or a column, of a library for tables; none is imported for it."""
-    return type(node).__module__.partition(".")[0] in _FRAMES and hasattr(node, "__len__")
+    return _library_of(node) in _FRAMES and hasattr(node, "__len__")
 
 
 def _no_array(leaf: Any, place: str) -> str:
@@ -113,8 +117,7 @@ def _no_array(leaf: Any, place: str) -> str:
         article = "an" if kind[0] in "AEIOU" else "a"
         return f"is {article} {kind}, not data; {_instead_of_pipeline(leaf)}."
     if is_frame(leaf):
-        library = type(leaf).__module__.partition(".")[0]
-        return f"is a {kind} of {library}; {_instead_of_frame(leaf)}."
+        return f"is a {kind} of {_library_of(leaf)}; {_instead_of_frame(leaf)}."
     if isinstance(leaf, np.ndarray):
         return _no_numbers(leaf, place.strip("`"))
     return (

@@ -8,6 +8,9 @@ A fresh array of 38 MB costs 12 ms of page faults, and a copy of it as much agai
 takes an array that begins at a multiple of 64 bytes as it is: the batch *is* the buffer, as long as
 any array lives that was made from it without a copy. A running program and a transfer hold it too.
 So a buffer is free when nothing but this list refers to it, and Python counts exactly that.
+
+Two bets, which `tests/core/test_buffers.py` loses first: that everybody who uses a buffer holds a
+Python reference to it (JAX too, until a program is done), and that JAX takes aligned memory as is.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 import jax.core
@@ -72,7 +72,7 @@ def resolve(node: N, state: Any = None) -> N:
         return _substitute(node, _stack.frames[-1])
     if state is None:
         return node
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+    if any(map(is_traced, jax.tree.leaves(state))):
         nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(node) if is_concrete(leaf))
         if nbytes >= WARN_BYTES and staging():
             _warn(node, nbytes)
@@ -82,8 +82,8 @@ def resolve(node: N, state: Any = None) -> N:
 def eager() -> bool:
     """Whether nothing is traced on this thread.
 
-    The bet: JAX's trace state looks the same in all threads that trace nothing. A look at it costs
-    1 µs, the question that `staging` asks otherwise costs an operation on the device.
+    The bet (`tests/core/test_capture.py` loses it): JAX's trace state is equal in all threads that
+    trace nothing. To compare it takes 1 µs; what `staging` asks is an operation on the device.
     """
     return get_opaque_trace_state() == _no_trace()
 
@@ -102,8 +102,13 @@ def staging() -> bool:
     return isinstance(jnp.add(np.uint32(0), np.uint32(0)), jax.core.Tracer)
 
 
+def is_traced(leaf: Any) -> TypeGuard[jax.core.Tracer]:
+    """Whether this stands for an array in a function that JAX is tracing: it has no values."""
+    return isinstance(leaf, jax.core.Tracer)
+
+
 def is_concrete(leaf: Any) -> bool:
-    """Whether this is an array with values, not a tracer."""
+    """Whether this is an array of JAX with values."""
     return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
 
 

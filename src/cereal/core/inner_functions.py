@@ -39,32 +39,25 @@ def met_new(closed: Any) -> bool:
 def _forget(places: set[tuple[str, int]]) -> bool:
     found = False
     for cache in _caches():
-        kept = {id(fn): fn for key in cache.cache_keys() if (fn := _function(key)) is not None}
+        # A key begins with a weak reference to the function.
+        refs = [key[0] for key in cache.cache_keys() if isinstance(key, tuple) and key]
+        kept = {id(fn): fn for ref in refs if callable(ref) and (fn := ref()) is not None}
         for fn in kept.values():
-            if _defined(fn) in places:
+            code = getattr(fn, "__code__", None)
+            if code is not None and (code.co_filename, code.co_firstlineno) in places:
                 cache.evict_weakref(fn)
                 found = True
     return found
 
 
-def _function(key: Any) -> Any:
-    """The function of an entry, which refers to it weakly."""
-    return key[0]() if isinstance(key, tuple) and key and callable(key[0]) else None
-
-
 @functools.cache
 def _caches() -> list[Any]:
-    """JAX's tables of traces; none where they are elsewhere, and then JAX's rule holds."""
+    """JAX's tables of traces; where it has none of these names, its own rule holds."""
     found = []
     for module, name in _CACHES.items():
         with contextlib.suppress(ImportError):
             found.append(getattr(importlib.import_module(f"jax._src.{module}"), name, None))
     return [x for x in found if hasattr(x, "cache_keys") and hasattr(x, "evict_weakref")]
-
-
-def _defined(fn: Any) -> tuple[str, int] | None:
-    code = getattr(fn, "__code__", None)
-    return None if code is None else (code.co_filename, code.co_firstlineno)
 
 
 def _inside(program: Any) -> Iterator[str]:

@@ -63,7 +63,10 @@ def _wait() -> None:
 
 
 def _being_computed() -> list[Any]:
-    """All arrays of the process that are not ready."""
+    """All arrays of the process that are not ready.
+
+    The bet (`tests/core/test_lingering.py` loses it): a backend lists the arrays that it computes.
+    """
     found: list[Any] = []
     for client in jax.extend.backend.backends().values():
         with contextlib.suppress(Exception):  # a backend that was cleared

@@ -21,10 +21,11 @@ import numpy as np
 from .errors import PipelineError
 from .gathered import gathered
 from .lane_permutation import permute_lanes
+from .ordering import times_before
 from .pytree import pytree_dataclass, static_field
 from .threefry import MIX, key_for, threefry
 from .transfer import sent
-from .turns import ranks_in, turn_table
+from .turns import turn_table
 from .wide import add_below, fraction_words, times_ratio
 
 # A slot plus what is left of a phase must fit 32 bits.
@@ -45,7 +46,7 @@ class Phase(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """One round of a phase's table, in the arithmetic of `Mixing.walk`."""
+    """One round of a phase's table of turns: the numbers that `Mixing.walk` calculates with."""
 
     epoch: int  # where the phase begins
     place: int
@@ -71,8 +72,7 @@ class Mixing:
 
     def walk(self, key: Any, epoch: Any, slot: Any) -> tuple[Any, Any, Any]:
         """The part, its epoch and the index in it, of these slots of these epochs."""
-        host = isinstance(slot, np.ndarray)
-        xp = np if host else jnp
+        xp = np if isinstance(slot, np.ndarray) else jnp
         slots, parts = xp.asarray(self.slots), xp.asarray(self.parts)
         number, now, epoch, slot = self._phase(xp, epoch, slot.astype(xp.uint32))
         turns, at = slot // now.slots, slot % now.slots
@@ -145,7 +145,7 @@ def make_mixing(
 ) -> Mixing:
     """The walk over parts of these lengths; `epoch` as in `MixSource`."""
     tables = [turn_table(phase.parts) for phase in phases]
-    ranks = [ranks_in(table) for table in tables]
+    ranks = [times_before(table) for table in tables]
     length = _epoch_length(lengths, phases, tables, epoch, owner)
     rows, rounds, first = [], [], 0
     before = [0] * len(lengths)
@@ -159,7 +159,7 @@ def make_mixing(
             rows.append(_part_row(n, phase.parts[j], whole, shuffled[j], before[j]))
         if number + 1 < len(phases):
             lasts = phases[number + 1].start - phase.start
-            before = [given + _turns_of(j, table, lasts) for j, given in enumerate(before)]
+            before = [given + _turns_in(lasts, table, j) for j, given in enumerate(before)]
         first += slots
     kinds = {bool(flag) for flag, n in zip(shuffled, lengths, strict=True) if n > 1}
     pairs = np.stack([np.concatenate(tables), np.concatenate(ranks)], axis=-1).astype(np.uint32)
@@ -191,12 +191,11 @@ def _epoch_length(
     epoch: int | str,
     owner: str,
 ) -> int:
-    if isinstance(epoch, str):
+    length = epoch
+    if isinstance(length, str):
         ends = [_end_of(j, n, phases, tables) for j, n in enumerate(lengths)]
         read = [end for end in ends if end is not None]
         length = min(read) if epoch == "first" else max(read)
-    else:
-        length = epoch
     if not 1 <= length <= MOST_SLOTS_IN_EPOCH:
         raise PipelineError(
             f"{owner}: an epoch of the mixture would have {length} elements, and can have 1 to "
@@ -216,11 +215,11 @@ def _end_of(part: int, n: int, phases: Sequence[Phase], tables: Sequence[np.ndar
         end = rounds * len(table) + int(np.flatnonzero(table == part)[turn]) + 1
         if number + 1 == len(phases) or phase.start + end <= phases[number + 1].start:
             return phase.start + end
-        left -= _turns_of(part, table, phases[number + 1].start - phase.start)
+        left -= _turns_in(phases[number + 1].start - phase.start, table, part)
     return None
 
 
-def _turns_of(part: int, table: np.ndarray, slots: int) -> int:
-    """How many of the first slots are a part's, if the table is repeated."""
+def _turns_in(slots: int, table: np.ndarray, part: int) -> int:
+    """How many of the first slots are turns of a part, the table being repeated."""
     rounds, rest = divmod(slots, len(table))
     return rounds * int((table == part).sum()) + int((table[:rest] == part).sum())

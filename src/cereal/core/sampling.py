@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from .capture import is_traced
 from .errors import PipelineError
 from .identity import Identity
 from .lane_permutation import permute_lanes
@@ -46,16 +46,13 @@ class Bootstrap(Order):
     def identity(self) -> Identity:
         return ("Bootstrap",)
 
-    def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
+    def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
         # The high word of n times a random number of 64 bits.
         first, second = _draws(key, epochs, column, position)
         size = np.uint32(n)
         low = first * size
         carried = (low + high_word(second, size) < low).astype(np.uint32)
-        return high_word(first, size) + carried
-
-    def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
-        return Visit(self.index(key, epochs, column, position, n), draw=_as_draw(position))
+        return Visit(high_word(first, size) + carried, draw=position.astype(np.uint32))
 
 
 @pytree_dataclass
@@ -107,8 +104,7 @@ class WeightedSampling(Order):
         )
 
     def over(self, n: int, owner: str) -> Order:
-        _check_size("weights", self.size, n, owner)
-        return self
+        return _sized(self, "weights", n, owner)
 
     def length(self, n: int) -> int:
         del n
@@ -119,16 +115,13 @@ class WeightedSampling(Order):
         how = "" if self.replacement else ", no replacement"
         return ("WeightedSampling({}{}, {})", self.size, how, self.digest)
 
-    def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
+    def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
         del n
         if self.replacement:
-            return count_up_to(self.table, _draws(key, epochs, column, position)[0])
+            index = count_up_to(self.table, _draws(key, epochs, column, position)[0])
+            return Visit(index, draw=position.astype(np.uint32))
         order = finish_order(key_for(key, 1, DRAW), epochs, self.table)
-        return order[column.astype(np.int32), position.astype(np.int32)]
-
-    def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
-        index = self.index(key, epochs, column, position, n)
-        return Visit(index, draw=_as_draw(position) if self.replacement else None)
+        return Visit(order[column.astype(np.int32), position.astype(np.int32)])
 
 
 @pytree_dataclass
@@ -176,8 +169,7 @@ class ClassBalanced(Order):
         )
 
     def over(self, n: int, owner: str) -> Order:
-        _check_size("labels", self.size, n, owner)
-        return self
+        return _sized(self, "labels", n, owner)
 
     def length(self, n: int) -> int:
         del n
@@ -186,9 +178,6 @@ class ClassBalanced(Order):
     @property
     def identity(self) -> Identity:
         return ("ClassBalanced({} classes, {})", self.mixing.count, self.digest)
-
-    def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
-        return self.visit(key, epochs, column, position, n).index
 
     def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
         del n
@@ -209,24 +198,26 @@ def _draws(key: Any, epochs: Any, column: Any, position: Any) -> Any:
     return threefry(key_for(key, 0, DRAW), (epoch, position.astype(np.uint32)))
 
 
-def _as_draw(position: Any) -> Any:
-    return position.astype(np.uint32)
+def _as_numpy(given: Any, name: str, kind: str, owner: str) -> np.ndarray:
+    if is_traced(given):
+        raise PipelineError(f"{owner}: `{name}` are traced; build the order outside of `jit`.")
+    try:
+        values = np.asarray(given)
+        if kind == "numbers" and values.dtype.kind not in "iufb" and values.dtype != jnp.bfloat16:
+            raise TypeError(values.dtype)
+    except (TypeError, ValueError) as error:
+        raise PipelineError(
+            f"{owner}: `{name}` must be {kind}, got {given!r:.60}; give one per element."
+        ) from error
+    return values
 
 
 def _weights(weights: Any, owner: str) -> np.ndarray:
-    if isinstance(weights, jax.core.Tracer):
-        raise PipelineError(f"{owner}: `weights` are traced; build the order outside of `jit`.")
-    try:
-        values = np.asarray(weights)
-        if values.dtype.kind not in "iufb" and values.dtype != jnp.bfloat16:
-            raise TypeError(values.dtype)
-        values = values.astype(np.float64) + 0.0  # -0.0 is 0
-    except (TypeError, ValueError) as error:
-        raise PipelineError(f"{owner}: `weights` must be numbers, got {weights!r:.60}.") from error
+    values = _as_numpy(weights, "weights", "numbers", owner).astype(np.float64) + 0.0  # -0.0 is 0
     if values.ndim != 1 or not len(values):
         raise PipelineError(
             f"{owner}: `weights` must have one axis, one weight per element, got shape "
-            f"{values.shape}."
+            f"{values.shape}; write them as one list."
         )
     wrong = np.flatnonzero(~np.isfinite(values) | (values < 0))
     if len(wrong):
@@ -240,12 +231,7 @@ def _weights(weights: Any, owner: str) -> np.ndarray:
 
 
 def _labels(labels: Any, owner: str) -> np.ndarray:
-    if isinstance(labels, jax.core.Tracer):
-        raise PipelineError(f"{owner}: `labels` are traced; build the order outside of `jit`.")
-    try:
-        values = np.asarray(labels)
-    except ValueError as error:
-        raise PipelineError(f"{owner}: `labels` must be integers, got {labels!r:.60}.") from error
+    values = _as_numpy(labels, "labels", "integers", owner)
     if values.ndim != 1 or not len(values) or not np.issubdtype(values.dtype, np.integer):
         raise PipelineError(
             f"{owner}: `labels` must be one axis of integers, one per element, got "
@@ -266,22 +252,22 @@ def _how_to_integers(values: np.ndarray) -> str:
 
 
 def _draw_count(length: Any, most: int | None, owner: str) -> int:
-    number = as_whole(length)
-    if number is None or not 1 <= number <= (MOST_DRAWS if most is None else most):
+    number, upto = as_whole(length), MOST_DRAWS if most is None else most
+    if number is None or not 1 <= number <= upto:
         why = "" if most is None else ", as many as can be drawn without replacement"
-        upto = MOST_DRAWS if most is None else most
         raise PipelineError(
             f"{owner}: `length` must be an integer from 1 to {upto}{why}, got {length!r}."
         )
     return number
 
 
-def _check_size(name: str, size: int, n: int, owner: str) -> None:
-    if size != n:
+def _sized(order: WeightedSampling | ClassBalanced, name: str, n: int, owner: str) -> Order:
+    if order.size != n:
         raise PipelineError(
-            f"{owner}: its `ordering` has {size} {name}, but there are {n} elements; give one for "
-            f"each."
+            f"{owner}: its `ordering` has {order.size} {name}, but there are {n} elements; give "
+            f"one for each."
         )
+    return order
 
 
 def _shares(values: np.ndarray) -> np.ndarray:

@@ -1,8 +1,7 @@
-"""JAX's settings belong to a thread, and Python's context variables too; a worker takes over those
-of who asked for its work.
+"""What belongs to a thread, and is taken over by a worker from the thread that asks for its work.
 
-All settings of JAX that a `with` can change, those of meshes (`jax.set_mesh`) among them; and all
-context variables, such as NumPy's `errstate`.
+These are all settings of JAX that a `with` can change, those of meshes (`jax.set_mesh`) among them,
+and all context variables of Python, such as NumPy's `errstate`.
 """
 
 from __future__ import annotations
@@ -86,15 +85,19 @@ def current_settings() -> Settings:
 
 
 def settings_of_program() -> Settings:
-    """Those of a function that is being traced, for its callbacks: JAX's, without variables (a
-    program is kept for long, and would keep what these hold) and meshes (which are in flux)."""
+    """The settings of a function that is being traced, for its callbacks.
+
+    Without context variables, since a program lives long and would keep what they hold; and without
+    meshes, which a trace changes as it goes.
+    """
     options = set(map(id, _options()))
     return Settings(tuple(each for each in _local_values() if id(each[0]) in options), None)
 
 
-# The bet: JAX keeps what is local to a thread in objects with `get_local` and `set_local`, those of
-# its options in `jax.config`, those of meshes in the module of their class (JAX 0.10) or in that of
-# meshes (0.11); and tells in `trace_context` there about those that change what is traced.
+# The bet (`tests/core/test_settings.py` loses it): JAX keeps what is local to a thread in objects
+# with `get_local` and `set_local`: those of its options in `jax.config`, those of meshes in the
+# module of their class (JAX 0.10) or in that of meshes (0.11). `trace_context`, beside the class of
+# the options, gives all settings that change what is traced.
 
 
 @functools.cache
@@ -123,7 +126,7 @@ def _getters() -> tuple[Any, ...]:
 
 @functools.cache
 def _unset() -> Any:
-    """What a holder says that has no value of this thread."""
+    """What a holder gives in a thread that has set nothing."""
     return in_fresh_thread(lambda: _holders()[0].get_local()) if _holders() else None
 
 
@@ -141,7 +144,7 @@ def _trace_context() -> Any:
 
 
 def _glance() -> Any:
-    """Most of what is set, quickly."""
+    """The settings that matter most, read quickly."""
     config: Any = jax.config
     return _trace_context()(), config.jax_default_prng_impl
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .capture import is_traced
 from .errors import StateError
 from .identity import Identity, agree, in_words
 from .pytree import pytree_dataclass, said, static_field
@@ -70,20 +70,19 @@ class PipelineState:
         Where that is more than 32 bits hold (never inside of a program), NumPy's uint64.
         """
         low = _part(self.words, 4)
-        if self.fingerprint.length < 2**31 - 1 or isinstance(self.words, jax.core.Tracer):
+        if self.fingerprint.length < 2**31 - 1 or is_traced(self.words):
             return low
         words = to_host(self.words).astype(np.uint64)
         high = words[..., 3]
         return (high << np.uint64(32)) | words[..., 4] if high.any() else low
 
     def __repr__(self) -> str:
+        def known() -> str:
+            key0, key1, epoch, offset = host_words(self)
+            return f"PipelineState(key=({key0}, {key1}), epoch={epoch}, offset={offset})"
+
         words = said(lambda: repr(self.words), "deleted")
-        return said(lambda: _in_words(self), f"PipelineState(words={words})")
-
-
-def _in_words(state: PipelineState) -> str:
-    key0, key1, epoch, offset = host_words(state)
-    return f"PipelineState(key=({key0}, {key1}), epoch={epoch}, offset={offset})"
+        return said(known, f"PipelineState(words={words})")
 
 
 def _part(words: Any, begin: int, end: int | None = None) -> Any:
@@ -119,11 +118,9 @@ def key_words(key: Any) -> Any:
         return np.array([seed >> 32, seed & 0xFFFF_FFFF], np.uint32)
     if not isinstance(key, jax.Array | np.ndarray):
         raise StateError(f"`key` must be a JAX random key, got {type(key).__name__}; {_WRITE}.")
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if typed:
+    shape, words = key.shape[:-1], key
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         shape, words = key.shape, jax.random.key_data(key)  # type: ignore[arg-type]
-    else:
-        shape, words = key.shape[:-1], key
     if words.dtype != np.uint32 or words.ndim == 0 or words.shape[-1] not in (2, 4):
         raise StateError(
             f"`key` has dtype {key.dtype} and shape {key.shape}, which is no random key "
@@ -134,7 +131,7 @@ def key_words(key: Any) -> Any:
             f"`key` is an array of keys of shape {shape}, and a state has one; for one state per "
             f"key write `jax.vmap(loader.init_state)(keys)`."
         )
-    if not isinstance(words, jax.core.Tracer):
+    if not is_traced(words):
         words = to_host(words)
     if words.shape[-1] == 4:  # rbg keys: fold the halves
         folded = threefry((words[2], words[3]), (words[0], words[1]))
@@ -146,8 +143,7 @@ def start_state(key: Any, fingerprint: Fingerprint, bookmark: Any = None) -> Pip
     """The state at the first element of epoch 0."""
     words = key_words(key)
     if isinstance(words, np.ndarray):
-        words = make_words((int(words[0]), int(words[1])), 0, 0)
-        words = to_device(words)
+        words = to_device(make_words((int(words[0]), int(words[1])), 0, 0))
     else:
         words = jnp.concatenate([words, sent(np.zeros(3, np.uint32))])
     return PipelineState(words, fingerprint, None if bookmark is None else to_device(bookmark))

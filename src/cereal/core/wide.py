@@ -44,7 +44,7 @@ def times_ratio(x: Words, numerator: Words, denominator: Words, fraction: Any) -
 
 
 def add_below(x: Words, y: Words, limit: Words) -> Any:
-    """x + y for two numbers below a limit of 31 bits: how often the limit fits (0, 1), the rest."""
+    """x + y of two numbers below a limit of 31 bits: 1 if it reaches the limit, and the rest."""
     total = x + y
     over = (total >= limit).astype(np.uint32)
     return over, total - over * limit

@@ -11,7 +11,7 @@ from jax.sharding import Sharding
 from ..core.elsewhere import INIT_KEY
 from ..core.errors import PipelineError, UsageError
 from ..core.host_data import HostFunction
-from ..core.placement import check_fits, in_words
+from ..core.placement import check_layout, in_words
 from ..core.positional import Positional
 from ..core.pytree import is_pytree
 from ..core.source import Source
@@ -57,7 +57,7 @@ def _of_arrays(source: Source[Any]) -> Source[Any]:
         "BatchTransform",
     )
     if isinstance(source.traits.placement, Sharding):  # stages after it may have changed the batch
-        check_fits(
+        check_layout(
             source.traits.placement,
             source.element_spec(),
             source.traits.mask_shape,

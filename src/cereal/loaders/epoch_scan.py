@@ -110,16 +110,17 @@ def _fed_back(feedback: FeedbackFn, state: Any, carry: Any, output: Any) -> Any:
             f"{type(made).__name__}; {_WRITE_FEEDBACK}."
             + ("" if type(made) is not type(state) else f" It gave {after} for {before}.")
         )
-    for (path, old), new in zip(
-        jax.tree_util.tree_flatten_with_path(state)[0], jax.tree.leaves(made), strict=True
-    ):
+
+    def checked(path: Any, old: Any, new: Any) -> Any:
         if jnp.shape(new) != old.shape or jnp.result_type(new) != old.dtype:
             raise UsageError(
                 f"`feedback` made `state{jax.tree_util.keystr(path)}` "
                 f"{format_spec(jnp.asarray(new))} of {format_spec(old)}; a loop carries arrays of "
                 f"one shape and dtype."
             )
-    return jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), state, made)
+        return jnp.asarray(new, old.dtype)
+
+    return jax.tree_util.tree_map_with_path(checked, state, made)
 
 
 def checked_body(body_fn: BodyFn) -> BodyFn:
@@ -185,9 +186,14 @@ def _scan_rows(
     if rest or not pieces:
         words, carry, outputs = run(words, carry, rest)
         pieces.append(outputs)
-    outputs = jax.tree.map(lambda *parts: jnp.concatenate(parts), *pieces)
-    outputs = pieces[0] if len(pieces) == 1 else outputs
-    return state.replaced(words), carry, outputs
+    return state.replaced(words), carry, joined(pieces)
+
+
+def joined(pieces: list[Any]) -> Any:
+    """The outputs of several runs of steps, one after the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *pieces)
 
 
 def chunk_steps(steps: int, most: int) -> int:

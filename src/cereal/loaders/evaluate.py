@@ -66,7 +66,6 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *args: Any, key: A
     state = loader.init_state(key)
     source = current(loader.running, state)
     remainder: Remainder | None = None
-    steps = loader.steps_per_epoch
     if isinstance(source, Positional):
         remainder = "pad"
         steps = source._plan.ending(remainder).steps
@@ -103,23 +102,16 @@ def _run(
     body = Body(_metrics(fn), (fn,), args, source)
     if source.traits.host:
 
-        def make_host(metrics: Any) -> Any:
-            def sums_of_rows(source: Any, rows: Any, args: Any) -> tuple[Any, Any]:
-                return args, scan_read(source, rows, None, _with(args, metrics), 1)[1]
+        def sums(metrics: Any, source: Any, rows: Any, args: Any) -> tuple[Any, Any]:
+            return args, scan_read(source, rows, None, _with(args, metrics), 1)[1]
 
-            return sums_of_rows
-
-        run = program(("sums", len(args)), body, make_host)
+        run = program(("sums", len(args)), body, sums)
         return _means_of(scan_host(source, state, args, run, steps, remainder)[2])
 
-    def make(metrics: Any) -> Any:
-        def means(source: Any, state: Any, args: Any) -> Any:
-            steps_of = scan_steps(source, state, None, _with(args, metrics), steps, 1, remainder)
-            return _means(steps_of[2])
+    def means(metrics: Any, source: Any, state: Any, args: Any) -> Any:
+        return _means(scan_steps(source, state, None, _with(args, metrics), steps, 1, remainder)[2])
 
-        return means
-
-    return program(("means", steps, remainder), body, make)(source, state, args)
+    return program(("means", steps, remainder), body, means)(source, state, args)
 
 
 def _with(args: Any, metrics: Any) -> Any:
@@ -136,10 +128,9 @@ def _metrics(fn: Any) -> Any:
         except Exception as error:
             note_unbatched(error, mask)
             raise
-        return jax.tree_util.tree_map_with_path(summed(mask), values), _count(mask)
-
-    def summed(mask: Any) -> Any:
-        return lambda path, leaf: _masked_sum(leaf, mask, jax.tree_util.keystr(path))
+        summed = lambda path, leaf: _masked_sum(leaf, mask, jax.tree_util.keystr(path))  # noqa: E731
+        sums = jax.tree_util.tree_map_with_path(summed, values)
+        return sums, jnp.sum(mask, dtype=jnp.int32)
 
     return metrics
 
@@ -164,10 +155,6 @@ def _masked_sum(leaf: Any, mask: Any, path: str) -> Any:
         return jnp.sum(leaf & wide, axis=axes, dtype=jnp.int32)  # counted exactly
     leaf = leaf.astype(at_least_float32(leaf.dtype))
     return jnp.sum(jnp.where(wide, leaf, jnp.zeros_like(leaf)), axis=axes)
-
-
-def _count(mask: Any) -> Any:
-    return jnp.sum(mask, dtype=jnp.int32)
 
 
 def _means(sums: Any) -> Any:

@@ -4,8 +4,8 @@
     this        take step 3 when it is read  ->  start its transfer and its compiled stages
     the user    has step 2
 
-All that changes when a batch is handed out is one number, in the last line: an interrupt at any
-other place loses nothing.
+To hand out a batch changes one number, in the last line: an interrupt at any other place loses
+nothing.
 """
 
 from __future__ import annotations
@@ -57,11 +57,9 @@ class HostIterator(WalkingIterator[T]):
 
     def _open(self, step: int) -> None:
         """Lets reading begin, or begin again, at this step."""
-        source = self._source
-        walk = self._walk
-        words = to_device(walk.words_at(step))
+        source, walk = self._source, self._walk
         total = None if walk.total is None else walk.total - step
-        track = source.readers.track(source, words, total)
+        track = source.readers.track(source, to_device(walk.words_at(step)), total)
         self._track, self._base = track, step
         self._close = weakref.finalize(self, _abandon, track)
         track.start()
@@ -108,10 +106,9 @@ class HostIterator(WalkingIterator[T]):
         self._made[step] = self._delivered(rows)
 
     def _delivered(self, rows: Any) -> tuple[Any, Any]:
-        callbacks = self._source.traits.callbacks
-        if not callbacks:
+        if not self._source.traits.callbacks:
             return self._deliver(rows, masked=True)
-        with raising(callbacks):
+        with raising(self._source.traits.callbacks):
             # The user's function has run, or has failed, when the batch is handed out.
             return jax.block_until_ready(self._deliver(rows, masked=True))
 
@@ -132,7 +129,7 @@ class HostIterator(WalkingIterator[T]):
         epoch, offset = self._walk.at(step)
         end = self._source._iterators.end_of(self._walk.key, epoch) or 0
         nothing = offset == 0 and end < self._least
-        following = Walk(self._source, self._walk.key, epoch + 1, 0)
+        following = Walk(self._source._plan, self._walk.key, epoch + 1, 0)
         following.total = self._left
         following.epochs = None if self._walk.epochs is None else self._walk.epochs - 1
         if self._steps is None and (following.epochs == 0 or nothing):
@@ -141,8 +138,8 @@ class HostIterator(WalkingIterator[T]):
         self._end_if_done()
         if nothing:
             raise PipelineError(
-                f"the iterator of an IterableSource gave {end} elements in epoch {epoch}: there "
-                f"is no batch of at least {self._least}."
+                f"the iterator of an IterableSource gave {end} elements in epoch {epoch}, and a "
+                f"batch needs at least {self._least}; let it give more, or write a smaller batch."
             )
         self._open(0)
         return self._track.take(0)

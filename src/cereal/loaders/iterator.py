@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from ..core.execute import run
 from ..core.positional import Positional
 from ..core.source import Mask, Source
-from ..core.state import PipelineState, check_state, check_within, host_words
+from ..core.state import PipelineState, check_state, check_within
 from ..core.transfer import to_device
 from ..monitor.progress import progress_bar
 from .batch_iterator import BatchIterator
@@ -54,9 +54,8 @@ class WalkingIterator(BatchIterator[T]):
 
     def _start(self, state: PipelineState, steps: int | None) -> None:
         """Goes on from a state, for so many steps, or if that is None for the epochs asked for."""
-        key0, key1, epoch, offset = host_words(state)
-        check_within(offset, self._source.traits.length)
-        walk = self._kind(self._source, (key0, key1), epoch, offset)
+        walk = self._kind.starting(self._source._plan, state.words)
+        check_within(walk.offset, self._source.traits.length)
         if steps is not None:
             walk.total = steps
         elif self._source.traits.unknown_length:
@@ -75,13 +74,10 @@ class WalkingIterator(BatchIterator[T]):
         return self._walk.left
 
     def _beginning(self, walk: Walk) -> tuple[Key, int] | None:
-        source = self._source
-        if not source.traits.random or not walk.from_the_beginning:
-            return None
-        whole = (
-            source.traits.unknown_length or walk.total is None or walk.total >= walk.to_the_end(1)
-        )
-        return (walk.key, walk.epoch) if whole else None
+        source, total = self._source, walk.total
+        whole = source.traits.unknown_length or total is None or total >= walk.to_the_end(1)
+        watched = source.traits.random and whole and walk.from_the_beginning
+        return (walk.key, walk.epoch) if watched else None
 
     def _note_end(self) -> None:
         if self.began is not None:
@@ -100,11 +96,11 @@ class WalkingIterator(BatchIterator[T]):
         self._start(state, None if self._steps is None else self._left)
 
 
-class _Ahead(Walk):
-    """A walk whose batches are asked for ahead."""
+class _MadeWalk(Walk):
+    """A walk that knows which of its batches are made."""
 
-    # Batches that wait to be handed out, how many were asked for, and the words after those. To
-    # hand one out is to take it from those that wait, and nothing else.
+    # Batches that wait to be handed out, how many were made, and where the next one begins: the
+    # state's words, or the state. To hand one out is to take it from those that wait, no more.
     made: tuple[deque[tuple[Any, Any]], int, Any]
 
     @property
@@ -116,11 +112,9 @@ class _Ahead(Walk):
 class PositionalIterator(WalkingIterator[T]):
     """Iterates an indexed pipeline, reading ahead."""
 
-    _kind = _Ahead
-    _walk: Any
+    _kind = _MadeWalk
 
-    def _begin(self, walk: Walk) -> None:
-        assert isinstance(walk, _Ahead)
+    def _begin(self, walk: Any) -> None:
         # The words are our own copy, so that the state may be donated.
         walk.made = deque(), 0, to_device(walk.words_at(0))
         self._plan_calls(walk)
@@ -169,41 +163,29 @@ class PositionalIterator(WalkingIterator[T]):
         return True
 
     def _judge(self, asked: int, seconds: float) -> None:
-        """Decides by what a batch costs; one that came late may have met others at work."""
+        """Decides by the time of a batch. Several are tried: one may be late by chance."""
         cheap = seconds < _WORTH_READING_AHEAD
         if cheap or asked >= _TRIALS:
             self._count = self._many if self._learnt.decide(cheap) else 1
             self._undecided = False
 
 
-class _Steps(Walk):
-    """A walk that is made step by step."""
-
-    made: tuple[int, PipelineState]  # how many batches the user has, and the state after them
-
-    @property
-    def handed(self) -> int:  # type: ignore[override]
-        return self.made[0]
-
-
 class SteppingIterator(WalkingIterator[T]):
     """Iterates an indexed pipeline whose callbacks must run once per batch, in order."""
 
-    _kind = _Steps
-    _walk: Any
+    _kind = _MadeWalk
 
-    def _begin(self, walk: Walk) -> None:
-        assert isinstance(walk, _Steps)
+    def _begin(self, walk: Any) -> None:
         words = to_device(walk.words_at(0))
-        walk.made = 0, PipelineState(words, self._source._fingerprint)
+        walk.made = deque(), 0, PipelineState(words, self._source._fingerprint)
         self._walk = walk
 
     def _advance(self) -> tuple[T, Mask]:
         self._end_if_done()
-        handed, state = self._walk.made
+        nothing, handed, state = self._walk.made
         batch, mask, state = run(self._source, state)
         self._bar.update()
-        self._walk.made = handed + 1, state
+        self._walk.made = nothing, handed + 1, state
         return batch, mask
 
 
@@ -245,5 +227,5 @@ class StreamIterator(BatchIterator[T]):
 
 
 def _copied(state: Any) -> Any:
-    """Our own copy, so that the user may donate his."""
+    """Our own copy, so that the user may donate the state to a program."""
     return jax.tree.map(jnp.copy, state)

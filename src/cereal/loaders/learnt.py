@@ -16,8 +16,8 @@ class Learnt:
     """Belongs to one loader and goes with it; thread-safe.
 
     `ahead` says whether one call should make many batches of a pipeline with user functions: None
-    until the first long iteration has seen what a batch costs, and then for good, since changing
-    one's mind means to compile in the middle of a training.
+    until the first long iteration has seen what a batch costs. Then it never changes, since to
+    change it would compile another program in the middle of a training.
     """
 
     def __init__(self) -> None:

@@ -12,14 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ..core.callback import raising
 from ..core.capture import eager, is_concrete, staging
 from ..core.errors import UsageError
 from ..core.placement import check_given, joining
 from ..monitor.progress import progress_bar
-from .epoch_scan import chunk_steps, scan_steps
+from .epoch_scan import chunk_steps, joined, scan_steps
 from .host_scan import scan_host
 from .programs import over_rows, over_steps
 
@@ -87,6 +86,4 @@ def _in_parts(
         pieces.append(outputs)
         jax.block_until_ready(carry)
         bar.update(size)
-    if len(pieces) == 1:
-        return state, carry, pieces[0]
-    return state, carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *pieces)
+    return state, carry, joined(pieces)

@@ -35,7 +35,8 @@ class CacheStore(Keeps):
     def __init__(self, upstream: IndexedSource[Any], named: Named) -> None:
         super().__init__()
         self.upstream, self.named = upstream, named
-        self.spec = Spec(_kept(upstream))
+        element, mask = upstream.element_spec(), jax.ShapeDtypeStruct((), np.bool_)
+        self.spec = Spec((element, mask) if upstream.traits.masks else element)
         specs, self._structure = self.spec.leaves, self.spec.structure
         shapes = [((len(upstream), *spec.shape), np.dtype(spec.dtype)) for spec in specs]
         self._lock = threading.Lock()
@@ -63,7 +64,6 @@ class CacheStore(Keeps):
 
     @property
     def full(self) -> bool:
-        """Whether all elements are there."""
         return bool(self._filled.all())
 
     def take(self, indices: np.ndarray) -> Any:
@@ -117,7 +117,7 @@ class CacheStore(Keeps):
             self.save()
 
     def save(self) -> None:
-        """Brings what was read to the disk."""
+        """Writes what was read to the disk."""
         begin = time.monotonic()
         save(self._arrays, self._marks, self._pending)
         self._unsaved, self._saved = 0, time.monotonic()
@@ -159,9 +159,3 @@ def apart(work: Callable[[threading.Event], None]) -> None:
             thread.join()
     if failed:
         raise failed[0]
-
-
-def _kept(upstream: IndexedSource[Any]) -> Any:
-    """What is kept of an element: itself, and its mask where stages change masks."""
-    spec = upstream.element_spec()
-    return (spec, jax.ShapeDtypeStruct((), np.bool_)) if upstream.traits.masks else spec

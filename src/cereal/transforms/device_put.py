@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from ..core.placement import check_fits, in_words
+from ..core.placement import check_layout, in_words
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import Source
 from ..core.stage import Stage
@@ -57,5 +57,5 @@ class DevicePutTransform(Stage[Any, Any]):
 
     def __call__(self, source: Source[T]) -> Source[T]:
         if isinstance(source, Source) and isinstance(self.device, jax.sharding.Sharding):
-            check_fits(self.device, source.element_spec(), source.traits.lanes, self._label)
+            check_layout(self.device, source.element_spec(), source.traits.lanes, self._label)
         return super().__call__(source)

@@ -47,13 +47,10 @@ class FilterTransform(Stage[Any, Any]):
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
         del keys
-        fn: Callable[..., Any] = self._keep
+        fn: Callable[..., Any] = lambda element: as_decision(self.fn(element), self._label)  # noqa: E731
         for _ in lanes:
             fn = jax.vmap(fn)
         return values, mask & fn(values)
-
-    def _keep(self, element: Any) -> Any:
-        return as_decision(self.fn(element), self._label)
 
     def __call__(self, source: Source[T]) -> Source[T]:
         return super().__call__(source)

@@ -90,6 +90,8 @@ class generator_for:  # noqa: N801
 
 
 def _keyed(mine: Any, key: int) -> np.random.Generator:
+    # The bet: NumPy's Philox keeps its state in these fields, and nothing else of what was drawn
+    # (`test_nothing_that_an_element_drew_is_left_for_the_next` loses it).
     state = mine.state
     state["state"]["key"][:] = key, 0
     state["state"]["counter"][:] = 0

@@ -42,7 +42,8 @@ class RenameTransform(Stage[Any, Any]):
         del keys, lanes
         if not isinstance(values, dict):
             raise PipelineError(
-                f"{self._label} needs elements that are dicts, got {type(values).__name__}."
+                f"{self._label} needs elements that are dicts, got {type(values).__name__}; give "
+                f'the data as `{{"x": images, "y": labels}}`.'
             )
         new = dict(self.renames)
         missing = [name for name in new if name not in values]

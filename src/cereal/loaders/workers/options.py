@@ -47,9 +47,9 @@ class Options(NamedTuple):
 
     def warn_unused(self) -> None:
         """Says that nothing of this is used: no part of the pipeline is read by threads."""
-        said = {"workers": self.workers or None, "prefetch": self.prefetch or None}
-        said |= {"on_error": self.on_error if self.skips else None, "timeout": self.timeout}
-        said = {name: value for name, value in said.items() if value is not None}
+        said = {name: value for name, value in self._asdict().items() if value}
+        if not self.skips:
+            del said["on_error"]
         if said:
             listed = ", ".join(f"`{name}={value!r:.40}`" for name, value in said.items())
             warnings.warn(
@@ -86,9 +86,10 @@ class Options(NamedTuple):
 
 def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> Options:
     """The options of a DataLoader, or an error that says what they may be."""
+    counts = []
     for name, value in (("workers", workers), ("prefetch", prefetch)):
-        number = None if value is None else as_whole(value)
-        if value is not None and (number is None or number < 0):
+        counts.append(None if value is None else as_whole(value))
+        if value is not None and (counts[-1] is None or counts[-1] < 0):
             raise PipelineError(
                 f"DataLoader: `{name}` must be an integer of at least 0, or None to leave it to "
                 f"the loader, got {value!r}."
@@ -115,9 +116,4 @@ def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> O
                 "DataLoader: `timeout=` needs a worker, since the caller's own thread cannot be "
                 "left; pass `workers=1` or more."
             )
-    return Options(
-        None if workers is None else as_whole(workers),
-        None if prefetch is None else as_whole(prefetch),
-        on_error,
-        None if timeout is None else float(timeout),
-    )
+    return Options(counts[0], counts[1], on_error, None if timeout is None else float(timeout))

@@ -1,7 +1,7 @@
-"""Who reads the host part of a loader: its options, its threads, its buffers.
+"""Who reads the part of a loader that Python runs: its options, its threads, its buffers.
 
-iterate, scan_epoch      a track of their own, closed when they end
-callbacks of programs    `serve`: a track for every walk through positions that they ask for
+iterate, scan_epoch      have a track of their own, which they close at their end
+callbacks of programs    `serve`: one track for each run of positions that follow each other
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import threading
 import weakref
 from collections import OrderedDict
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -19,14 +20,14 @@ from ...core.buffers import Buffers
 from ...core.execute import routed_rows
 from ...core.host_data import HostData
 from ...core.pipeline import run_by
-from ...core.position import Remainder, starts
+from ...core.position import Remainder
 from ...core.positional import Positional
 from ...core.reading import Reading, reading_as
 from ...core.rows import Rows
 from ...core.settings import current_settings
 from ...core.source import Source
-from ...core.state import make_words
 from ...core.transfer import to_device, to_host
+from ..walk import Walk
 from .crew import Crew
 from .options import Options
 from .routes import Routes
@@ -39,7 +40,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 class Readers(HostData):
-    """The reading of one loader."""
+    """All that reads for one loader."""
 
     def __init__(self, source: Any, options: Options) -> None:
         super().__init__()
@@ -80,17 +81,16 @@ class Readers(HostData):
             source, words, remainder=remainder, steps_at_once=steps_at_once, total=total
         )
         if self.threads == 0:
-            fetch = source._fetch_here
-            return InlineTrack(fetch, routes, buffers=self._buffers, on_error=self._policy)
+            return InlineTrack(source._fetch_here, routes, Reading(self._policy, self._buffers))
         prefetch = self.prefetch if prefetch is None else prefetch
         return self.open_track(source, routes, prefetch=prefetch, total=total)
 
     def open_track(self, source: Any, rows_of: Any, **options: Any) -> Track:
         """Steps whose rows are known, read by the crew."""
         return Track(
-            self.crew,
-            source._fetch_here,
-            rows_of,
+            crew=self.crew,
+            fetch=source._fetch_here,
+            rows_of=rows_of,
             buffers=self._buffers,
             on_error=self._policy,
             timeout=self.options.timeout,
@@ -106,17 +106,17 @@ class Readers(HostData):
 
     def fetch_now(self, source: Any, rows: Rows, *, in_program: bool) -> Rows:
         """Reads in the caller's thread."""
-        reading = Reading(self._policy, self._buffers, masked=in_program)
-        with reading_as(reading), jax.no_execution() if in_program else _NOTHING:
+        context = Reading(self._policy, self._buffers, masked=in_program)
+        with reading_as(context), jax.no_execution() if in_program else _NOTHING:
             return source._fetch_here(rows)
 
     # Callbacks of compiled programs
 
     def serve(self, requests: list[tuple[Any, Rows]]) -> list[Rows]:
-        """The rows of these positions, fetched; those that follow are read ahead.
+        """The fetched rows of these positions; those that follow are read ahead.
 
-        A position may be asked for again, by rematerialisation or by another device, also while
-        it is being read: it is read once.
+        A position may be asked for several times, by rematerialisation or by other devices, even
+        while it is being read. It is read once.
         """
         asked = [self._ask(position, rows, len(requests)) for position, rows in requests]
         for answer, mine in asked:
@@ -149,11 +149,12 @@ class Readers(HostData):
                 found = self._take(answer.walk, answer.step, answer.rows)
             if found is None:
                 found = self.fetch_now(self.source, answer.rows, in_program=True)
-            answer.set(found)
+            answer.walk = None
+            answer.set_result(found)
         except BaseException as error:
             with self._lock:
                 self._served.pop(answer.key, None)
-            answer.fail(error)
+            answer.set_exception(error)
 
     # Walks
 
@@ -198,9 +199,9 @@ class Readers(HostData):
     # Calls of `next_batch` outside of programs
 
     def next_rows(self, source: Any, words: Any) -> tuple[Rows, Any]:
-        """The rows of this position, fetched, and the words after it.
+        """The fetched rows of this position, and the words of the position after it.
 
-        Who asks for positions one after the other is read ahead for, from the second on.
+        If the caller then asks for the position after it, the following ones are read ahead.
         """
         words, source = to_host(words), without_readers(source)
         with self._lock:
@@ -229,33 +230,16 @@ def without_readers(source: Positional[Any]) -> Any:
     return run_by(source, None) if getattr(source, "readers", source) is not None else source
 
 
-class _Answer:
+class _Answer(Future[Rows]):
     """What was, or will be, read for a position."""
 
     def __init__(self, key: Any, rows: Rows, walk: Any, step: int) -> None:
+        super().__init__()
         self.key, self.rows, self.walk, self.step = key, rows, walk, step
-        self._done = threading.Event()
-        self._found: Any = None
-        self._error: BaseException | None = None
-
-    def set(self, found: Rows) -> None:
-        self._found = found
-        self.walk = None
-        self._done.set()
-
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-        self._done.set()
-
-    def result(self) -> Rows:
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._found
 
 
 class _Skips:
-    """Counts elements that are left out; it does not hold the loader, as its threads hold it."""
+    """Counts elements that are left out. (Threads hold this, so it must not hold the loader.)"""
 
     def __init__(self) -> None:
         self.count = 0
@@ -275,11 +259,10 @@ class _Walk:
     """Positions that follow each other, as a program or a Python loop asks for them."""
 
     def __init__(self, source: Any, words: Any, prefetch: int, *, in_program: bool) -> None:
-        self._source, self._arithmetic = source, source._plan.arithmetic
-        self._words, self._asked, self._prefetch = np.asarray(words), 0, prefetch
-        self._in_program = in_program
+        self._source, self._steps = source, Walk.starting(source._plan, words)
+        self._asked, self._prefetch, self._in_program = 0, prefetch, in_program
         self._lock = threading.Lock()
-        self._routes = Routes(source, self._words, compiled=not in_program)
+        self._routes = Routes(source, np.asarray(words), compiled=not in_program)
         self._rows: dict[int, Any] = {}
         self._track: Any = None
         self._begun = 0  # steps that were read without a track
@@ -289,11 +272,8 @@ class _Walk:
 
     def following(self) -> tuple[int, np.ndarray]:
         """The step that is asked for now, and the words of the position after it."""
-        words = self._words
-        offset = (int(words[3]) << 32) | int(words[4])
         self._asked += 1
-        at = starts(np, int(words[2]), offset, self._asked, **self._arithmetic)
-        return self._asked - 1, make_words((int(words[0]), int(words[1])), int(at[0]), int(at[1]))
+        return self._asked - 1, self._steps.words_at(self._asked)
 
     def take(self, readers: Readers, step: int, rows: Rows | None) -> Rows | None:
         """A step's rows, fetched; None if another one was taken before it, or if they are not as
