@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
+from .fitting import canonical
 
 
 class Spec:
@@ -64,11 +65,7 @@ class Spec:
 
 def spec_of(array: Any, drop_axes: int = 0) -> jax.ShapeDtypeStruct:
     """The spec of an array, without its first `drop_axes` axes."""
-    dtype = array.dtype
-    if isinstance(dtype, np.dtype) and not dtype.isnative:  # as files often are
-        dtype = dtype.newbyteorder("=")
-    dtype = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
-    return jax.ShapeDtypeStruct(array.shape[drop_axes:], dtype)
+    return jax.ShapeDtypeStruct(array.shape[drop_axes:], canonical(array.dtype))
 
 
 def as_override(tree: Any, owner: str, name: str = "element_spec_override") -> Spec | None:
