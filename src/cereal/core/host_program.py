@@ -17,6 +17,7 @@ import numpy as np
 
 from .callback import guard, poison
 from .device_count import device_count_of_program
+from .fitting import canonical
 from .host_data import host_data_in, identity_on_host, living
 from .reading import Reading, reading_as
 from .rows import Rows, whole_index
@@ -115,10 +116,7 @@ def _from_words(x: Any, spec: Any) -> Any:
 
 
 def _struct(x: Any) -> jax.ShapeDtypeStruct:
-    dtype = x.dtype
-    if isinstance(dtype, np.dtype):
-        dtype = jax.dtypes.canonicalize_dtype(dtype)
-    return jax.ShapeDtypeStruct(x.shape, dtype)
+    return jax.ShapeDtypeStruct(x.shape, canonical(x.dtype))
 
 
 def _as_promised(fetched: Rows, outputs: list[Any], structure: Any) -> list[np.ndarray]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 
+from .capture import is_traced
 from .errors import UsageError
 from .spec import at_least_float32
 
@@ -61,7 +61,7 @@ def _as_mask(mask: jax.Array) -> tuple[Any, jax.Array]:
     if mask.dtype == jnp.bool_:
         return None, mask
     good = jnp.all((mask == 0) | (mask == 1))
-    if not isinstance(good, jax.core.Tracer):
+    if not is_traced(good):
         if not good:
             raise UsageError(
                 f"`masked_mean` needs a mask of True and False, or of 1 and 0, got "

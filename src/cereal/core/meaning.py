@@ -10,25 +10,24 @@ still: where it cannot be proved to be the same, the programs are different ones
 from __future__ import annotations
 
 import functools
-import importlib
 import re
 import types
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
+from .capture import is_traced
 from .gathered import explicit_mesh
 from .inlined import run_inlined
 from .inner_functions import forget_seen, met_new
+from .jax_internals import trace_context
 from .library import is_library, is_library_file
 from .unchanged import proof_of
 
-_trace_context = getattr(importlib.import_module("jax._src.config"), "trace_context", None)
 _RULES = {"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees", "jvp_jaxpr_thunk"}
 _OWN_RULES = re.compile(r"[/\\](jax|optax|flax|cereal)[/\\](?!.*custom_derivatives)")
 _PLAIN = (int, str, bytes, bool, type(None))
@@ -104,18 +103,13 @@ def _opened(closed: ClosedJaxpr, consts: list[Any], leaves: list[Any]) -> Closed
 
 def _own(const: Any) -> Any:
     """Arrays of NumPy may be written to while a program reads them: they are copied."""
-    return const if isinstance(const, jax.Array | jax.core.Tracer) else np.array(const)
+    return const if isinstance(const, jax.Array) or is_traced(const) else np.array(const)
 
 
 def tracing_context() -> Any:
-    """All settings of JAX that a trace depends on; equal values mean equal traces.
-
-    A bet on a private name of JAX (`tests/core/test_meaning.py` fails when it is lost): without it
-    nothing counts as proved, and everything is traced again.
-    """
-    if _trace_context is None:
-        return object()
-    return _trace_context()
+    """All settings of JAX that a trace depends on; equal values mean equal traces."""
+    context = trace_context()
+    return object() if context is None else context()
 
 
 class _DifferentError(Exception):
@@ -169,7 +163,7 @@ class _Meaning:
             return (type(value), *map(self.of, value))
         if isinstance(value, dict):
             return tuple((self.of(name), self.of(each)) for name, each in value.items())
-        if isinstance(value, jax.core.Tracer):
+        if is_traced(value):
             raise _DifferentError
         if isinstance(value, jax.Array | np.ndarray | np.generic) or _is_array(value):
             return _content(value)

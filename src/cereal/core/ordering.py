@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from .capture import is_traced
 from .errors import PipelineError
 from .gathered import gathered
 from .permutation import MAX_TRACED, permute, round_constants
@@ -158,7 +158,7 @@ def _listed(ordering: Any, n: int, owner: str) -> Order:
             f'{owner}: `ordering` must be "sequential", "shuffle", an array of indices or an order '
             f"such as BlockShuffle(1024), got {_describe(ordering)}."
         )
-    if isinstance(ordering, jax.core.Tracer):  # inside jit: the values cannot be looked at
+    if is_traced(ordering):  # inside jit: the values cannot be looked at
         indices = ordering.astype(jnp.int32)
         return Listed(indices, ordering.shape[0], "traced", times_before(indices))
     indices = check_indices(ordering, n, what)

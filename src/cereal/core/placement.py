@@ -13,11 +13,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.core
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from .capture import is_concrete, staging
-from .errors import PipelineError, UsageError
+from .capture import is_concrete, is_traced, staging
+from .errors import PipelineError, UsageError, first_line
+from .foreign_errors import lacks_mesh
 from .spec import format_spec
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def placed(source: Source[Any], values: Any, mask: Any) -> tuple[Any, Any]:
 
 
 def _place(x: Any, placement: Any, lead: int) -> Any:
-    if isinstance(x, jax.core.Tracer):
+    if is_traced(x):
         return _constrained(x, placement, lead)
     here = x.devices() if isinstance(x, jax.Array) else None
     if isinstance(placement, jax.Device) and here == {placement}:
@@ -161,7 +161,7 @@ def _count(sharding: Any) -> int:
 
 def refuse_unmapped(error: ValueError) -> None:
     """Says in words what JAX cannot do with functions that have rules of their own."""
-    if "is not found in mesh" in str(error):
+    if lacks_mesh(error):
         raise UsageError(
             "JAX cannot map these states over a mesh with explicit axes: a stage has a loop, or a "
             "function with its own gradient (`jax.nn.relu`), that was traced without the mesh. "
@@ -226,10 +226,10 @@ def check_fits(sharding: Any, spec: Any, lanes: tuple[int, ...], label: str) -> 
         try:
             fitted(sharding, len(leaf.shape)).shard_shape(leaf.shape)
         except (ValueError, IndexError) as error:
-            reason = str(error).strip().partition("\n")[0]
             raise PipelineError(
-                f"{label}: {name}{format_spec(leaf)} cannot be laid out so: {reason}; choose a "
-                f"batch size that the devices divide, and put this stage after the BatchTransform."
+                f"{label}: {name}{format_spec(leaf)} cannot be laid out so: {first_line(error)}; "
+                f"choose a batch size that the devices divide, and put this stage after the "
+                f"BatchTransform."
             ) from error
     spread = isinstance(sharding, NamedSharding) and _names(sharding.spec)
     if spread and not any(leaf.shape for leaf, _ in leaves):

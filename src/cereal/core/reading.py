@@ -22,6 +22,7 @@ import numpy as np
 
 from .buffers import NO_BUFFERS, Buffers
 from .errors import UsageError
+from .foreign_errors import is_read_only, ran_inside_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Reading:
             stopped.__cause__ = error
             error = stopped
         place = self.place()
-        if _ran_jax(error):  # no fault of the element's, so `on_error` is not asked
+        if ran_inside_program(error):  # no fault of the element's, so `on_error` is not asked
             error = UsageError(f"{self.stage} {_RAN_JAX}")
             annotate(error, place)
             raise error from None
@@ -193,22 +194,12 @@ READ_ONLY = (
 )
 
 
-def is_read_only(error: BaseException) -> bool:
-    """Whether this comes of writing into an element."""
-    return isinstance(error, ValueError) and "read-only" in str(error)
-
-
 _RAN_JAX = (
     "runs JAX inside of a compiled program, which waits for the batch: what it runs would wait for "
     "the program in turn, for ever. In this function use NumPy (`np.` in place of `jnp.`, "
     "HostRandomMapTransform in place of `jax.random`); or read the batches outside of your own "
     "`jit`, by `loader.iterate(state)` or `loader.scan_epoch(...)`, where it may run JAX."
 )
-
-
-def _ran_jax(error: BaseException) -> bool:
-    """Whether JAX refused to run something, since a program waits (`jax.no_execution`)."""
-    return isinstance(error, RuntimeError) and "no_execution" in str(error)
 
 
 class _Current(threading.local):

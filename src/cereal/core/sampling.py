@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from .capture import is_traced
 from .errors import PipelineError
 from .lane_permutation import permute_lanes
 from .mixing import MOST_SLOTS_IN_EPOCH, Mixing, Stage, make_mixing
-from .numbers import as_whole
+from .numbers import as_count
 from .ordering import Order, Visit, digest_of
 from .pytree import pytree_dataclass, set_fields, static_field
 from .race import finish_order, slowness_of
@@ -19,7 +19,7 @@ from .route import look_up
 from .search import count_up_to
 from .threefry import DRAW, MIX, key_for, threefry
 from .transfer import sent
-from .wide import high_word
+from .wide import high_word, plus
 
 MOST_DRAWS = MOST_SLOTS_IN_EPOCH - 1
 
@@ -51,8 +51,7 @@ class Bootstrap(Order):
         first, second = _draws(key, epochs, column, position)
         size = np.uint32(n)
         low = first * size
-        carried = (low + high_word(second, size) < low).astype(np.uint32)
-        return high_word(first, size) + carried
+        return plus(high_word(first, size), low, high_word(second, size))[0]
 
     def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
         return Visit(self.index(key, epochs, column, position, n), draw=_as_draw(position))
@@ -214,7 +213,7 @@ def _as_draw(position: Any) -> Any:
 
 
 def _weights(weights: Any, owner: str) -> np.ndarray:
-    if isinstance(weights, jax.core.Tracer):
+    if is_traced(weights):
         raise PipelineError(f"{owner}: `weights` are traced; build the order outside of `jit`.")
     try:
         values = np.asarray(weights)
@@ -240,7 +239,7 @@ def _weights(weights: Any, owner: str) -> np.ndarray:
 
 
 def _labels(labels: Any, owner: str) -> np.ndarray:
-    if isinstance(labels, jax.core.Tracer):
+    if is_traced(labels):
         raise PipelineError(f"{owner}: `labels` are traced; build the order outside of `jit`.")
     try:
         values = np.asarray(labels)
@@ -266,14 +265,10 @@ def _how_to_integers(values: np.ndarray) -> str:
 
 
 def _draw_count(length: Any, most: int | None, owner: str) -> int:
-    number = as_whole(length)
-    if number is None or not 1 <= number <= (MOST_DRAWS if most is None else most):
-        why = "" if most is None else ", as many as can be drawn without replacement"
-        upto = MOST_DRAWS if most is None else most
-        raise PipelineError(
-            f"{owner}: `length` must be an integer from 1 to {upto}{why}, got {length!r}."
-        )
-    return number
+    if most is None:
+        return as_count(length, "length", owner, most=MOST_DRAWS)
+    hint = "no more can be drawn without replacement"
+    return as_count(length, "length", owner, most=most, hint=hint)
 
 
 def _check_size(name: str, size: int, n: int, owner: str) -> None:

@@ -6,11 +6,11 @@ import re
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .capture import is_traced
 from .errors import StateError
 from .pytree import pytree_dataclass, said, static_field
 from .threefry import threefry
@@ -70,7 +70,7 @@ class PipelineState:
         Where that is more than 32 bits hold (never inside of a program), NumPy's uint64.
         """
         low = _part(self.words, 4)
-        if self.fingerprint.length < 2**31 - 1 or isinstance(self.words, jax.core.Tracer):
+        if self.fingerprint.length < 2**31 - 1 or is_traced(self.words):
             return low
         words = to_host(self.words).astype(np.uint64)
         high = words[..., 3]
@@ -135,7 +135,7 @@ def key_words(key: Any) -> Any:
             f"`key` is an array of keys of shape {shape}, and a state has one; for one state per "
             f"key write `jax.vmap(loader.init_state)(keys)`."
         )
-    if not isinstance(words, jax.core.Tracer):
+    if not is_traced(words):
         words = to_host(words)
     if words.shape[-1] == 4:  # rbg keys: fold the halves
         folded = threefry((words[2], words[3]), (words[0], words[1]))

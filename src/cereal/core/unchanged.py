@@ -18,9 +18,9 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import jax
-import jax.core
 import numpy as np
 
+from .capture import is_concrete
 from .library import imports_in, is_library, names_in
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...), range)
@@ -120,7 +120,7 @@ class _Prover:
         if id(value) in self._seen:
             return ("again", self._seen[id(value)])
         self._seen[id(value)] = len(self._seen)
-        if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        if is_concrete(value):
             self.arrays.append(value)
             return ("array", id(value))
         if type(value) is np.ndarray and value.nbytes <= _SMALL and not value.dtype.hasobject:

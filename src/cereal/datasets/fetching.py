@@ -23,6 +23,7 @@ from typing import Any
 
 from ..core.atomic import as_usual
 from ..core.errors import DatasetError
+from ..core.foreign_errors import has_wrong_hash, timed_out
 from ..core.paths import as_path
 from .record import RemoteFile
 
@@ -192,7 +193,7 @@ def _in_short(error: Exception) -> str:
         return "the proxy does not answer"
     if isinstance(error, exceptions.SSLError):
         return f"no secure connection ({error!s:.120})"
-    if isinstance(error, exceptions.Timeout) or "timed out" in str(error):
+    if isinstance(error, exceptions.Timeout) or timed_out(error):
         return f"no answer in {TIMEOUT:g} s"
     if isinstance(error, exceptions.ChunkedEncodingError):
         return "the connection broke off"
@@ -200,7 +201,7 @@ def _in_short(error: Exception) -> str:
         return "what came cannot be unpacked"
     if isinstance(error, exceptions.ConnectionError):
         return "no connection"
-    if isinstance(error, ValueError) and "hash" in str(error):
+    if has_wrong_hash(error):
         return "a file came whose hash is not the right one"
     return str(error)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, Never, TypeVar, overload
@@ -13,11 +12,11 @@ import numpy as np
 
 from ..core.callback import raise_kept
 from ..core.capture import resolve
-from ..core.errors import PipelineError, UsageError
+from ..core.errors import UsageError
 from ..core.execute import read_rows
 from ..core.flax_states import enter_into_flax
 from ..core.host_data import identity_on_host
-from ..core.numbers import as_whole
+from ..core.numbers import as_count, as_optional_count
 from ..core.policy import get_policy_state, set_policy_state
 from ..core.position import starts
 from ..core.positional import Positional
@@ -166,8 +165,8 @@ class DataLoader(Generic[T]):
         """
         if misplaced:
             refuse_positional(misplaced)
-        _check_count("steps", steps, 0)
-        _check_count("epochs", epochs, 1)
+        steps = as_optional_count(steps, "steps", "iterate", 0)
+        epochs = as_optional_count(epochs, "epochs", "iterate")
         if state is None:
             refuse_random(self.source, "`loader.iterate()`")
             state = self.init_state(0)
@@ -210,11 +209,11 @@ class DataLoader(Generic[T]):
         >>> int(total), firsts.tolist()
         (28, [0, 4])
         """
-        _check_count("steps", steps, 0)
+        steps = as_optional_count(steps, "steps", "scan_epoch", 0)
         check_body(body_fn, feedback)
         if isinstance(self.source, Positional):
             check_state(state, self.source.fingerprint)
-        steps = self.steps_per_epoch if steps is None else operator.index(steps)
+        steps = self.steps_per_epoch if steps is None else steps
         source = resolve(current(self.running, state), state)
         if isinstance(source, Positional) and source.host:
             raise_kept((identity_on_host(source),))
@@ -240,8 +239,8 @@ class DataLoader(Generic[T]):
     def state_at(self, key: Any, step: int) -> PipelineState:
         """The state from which step number `step` (from 0, through all epochs) is made; O(1)."""
         source = self._positional("state_at")
-        _check_count("step", step, 0)
-        epoch, offset = starts(np, 0, 0, operator.index(step), **source.plan.arithmetic)
+        step = as_count(step, "step", "state_at", 0)
+        epoch, offset = starts(np, 0, 0, step, **source.plan.arithmetic)
         key0, key1 = to_host(key_words(key)).tolist()
         words = make_words((key0, key1), int(epoch), int(offset))
         return PipelineState(to_device(words), source.fingerprint)
@@ -333,12 +332,9 @@ class DataLoader(Generic[T]):
         source: Any = current(self._positional("read_element"), None)
         while source.lanes:
             source = source.inner
-        whole = as_whole(index)
-        if whole is None or not 0 <= whole < len(source):
-            raise UsageError(
-                f"`index` must be an integer from 0 to {len(source) - 1}, got {index!r}."
-            )
-        _check_count("epoch", epoch, 0)
+        last = len(source) - 1
+        whole = as_count(index, "index", "read_element", 0, last, error=UsageError)
+        epoch = as_count(epoch, "epoch", "read_element", 0)
         words = to_host(key_words(key))
         rows = routed_at(source, np.array([whole]), words, epoch)
         if source.host and source.produces:
@@ -374,11 +370,3 @@ class DataLoader(Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {"running": self.running}
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if value is None:
-        return
-    number = as_whole(value)
-    if number is None or number < least:
-        raise PipelineError(f"`{name}` must be an integer of at least {least}, got {value!r}.")

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 
-from ..core.errors import CerealError, PipelineError, UsageError
+from ..core.errors import CerealError, PipelineError, UsageError, in_one_line
 from ..core.policy import PolicySlot, find_slot
 from ..core.positional import Positional
 from ..core.promise import as_built
@@ -88,10 +88,9 @@ def policy_stage(stage: UsesPolicy, source: Source[Any]) -> Source[Any]:
     except CerealError:
         raise
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
         raise PipelineError(
             f"{stage.label} failed on {format_spec(spec)} and the policy state {slot.spec}: "
-            f"{type(error).__name__}: {first}"
+            f"{in_one_line(error)}"
         ) from error
     return PolicyStage(source, stage, Spec(made))
 

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core.errors import CerealError, PipelineError
+from ..core.errors import CerealError, PipelineError, in_one_line
+from ..core.inner_functions import inner_programs
 from ..core.spec import Spec, format_spec, is_array_like
 from .environment import Step
 
@@ -25,8 +26,7 @@ def shapes_of(what: str, fn: Any, *args: Any) -> Any:
     except CerealError:
         raise
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        raise PipelineError(f"{what} failed: {type(error).__name__}: {first}") from error
+        raise PipelineError(f"{what} failed: {in_one_line(error)}") from error
 
 
 def _as_array(leaf: Any) -> Any:
@@ -102,18 +102,18 @@ def heeds_new_episode(policy: Any, observation: Any, policy_state: Any) -> bool:
 
 def resets_for_long(env: Any) -> bool:
     """Whether a reset is much to compute: gymnax's and Jumanji's are 30 to 500 operations, those
-    of physics and of worlds that are made, 1,200 and more."""
+    of physics and of worlds that are made, 1,200 and more.
+
+    The bet: many operations take long. It decides about speed only, by whether a GPU is asked
+    before each reset if any episode has ended; a wrong guess costs about half a step of CartPole,
+    or a needless reset. `tests/rl/test_promises.py` fails first if JAX writes programs otherwise.
+    """
     return _operations(jax.make_jaxpr(env.reset)(key_shape()).jaxpr) > _MANY_OPERATIONS
 
 
 def _operations(program: Any) -> int:
-    inside = (
-        getattr(part, "jaxpr", part)
-        for equation in program.eqns
-        for value in equation.params.values()
-        for part in (value if isinstance(value, tuple | list) else (value,))
-    )
-    return len(program.eqns) + sum(_operations(p) for p in inside if hasattr(p, "eqns"))
+    inside = (inner for equation in program.eqns for inner in inner_programs(equation))
+    return len(program.eqns) + sum(map(_operations, inside))
 
 
 def _check_action(action: Any, env: Any, what: str) -> None:

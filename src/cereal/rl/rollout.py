@@ -22,6 +22,7 @@ from ..core.capture import eager
 from ..core.compiled import TracedAgain
 from ..core.errors import PipelineError, StateError
 from ..core.execute import many_steps, run_many, run_next
+from ..core.foreign_errors import maps_what_is_shared
 from ..core.function import Function
 from ..core.held import Held, hold
 from ..core.numbers import as_count
@@ -31,6 +32,7 @@ from ..core.source import Mask, Source
 from ..core.spec import Spec, strong
 from ..core.state import key_words
 from ..core.threefry import ROLLOUT, key_for, threefry
+from ..core.wide import plus
 from .environment import Environment, Step
 from .policies import Axes, as_axes, as_policy, as_template, over_environments
 from .promises import (
@@ -151,7 +153,7 @@ class RolloutSource(Source[Transition]):
         try:
             return Spec(jax.eval_shape(self.step, state)[0])
         except ValueError as error:
-            if "vmap" not in str(error) and "out_axes" not in str(error):
+            if not maps_what_is_shared(error):
                 raise
             raise PipelineError(
                 f"{owner}: the policy gives each of the {self.num_envs} environments a policy "
@@ -251,9 +253,7 @@ class RolloutSource(Source[Transition]):
 
     def _after(self, state: RolloutState, moving: _Moving, done: Any, n: int) -> RolloutState:
         slot = PolicySlot(moving.policy_state, state.policy.spec, True)
-        low = state.steps[1] + jnp.uint32(n)
-        high = state.steps[0] + (low < state.steps[1]).astype(jnp.uint32)
-        steps = jnp.stack([high, low])
+        steps = jnp.stack(plus(state.steps[0], state.steps[1], jnp.uint32(n)))
         return RolloutState(moving.environment, moving.observation, done, slot, state.keys, steps)
 
     def _begun_again(self, done: Any, keys: Any, going: Any) -> Any:
@@ -291,8 +291,7 @@ class RolloutSource(Source[Transition]):
 
     def _draw(self, keys: Any, steps: Any, n: int, purposes: tuple[int, ...]) -> Any:
         """The words of keys [n, (environments,) purposes, 2] for the next n steps."""
-        low = steps[1] + jnp.arange(n, dtype=jnp.uint32)
-        high = steps[0] + (low < steps[1]).astype(jnp.uint32)
+        high, low = plus(steps[0], steps[1], jnp.arange(n, dtype=jnp.uint32))
         tagged = (high << 2)[:, None] | jnp.asarray(purposes, jnp.uint32)
 
         def of_one(key: Any) -> Any:

@@ -13,7 +13,7 @@ from ..core.array_trees import refuse_list
 from ..core.errors import PipelineError
 from ..core.fitting import canonical, narrowed
 from ..core.host import HostIndexed
-from ..core.numbers import as_whole
+from ..core.numbers import as_optional_count
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
@@ -56,12 +56,8 @@ class MemmapSource(HostIndexed[Any]):
     def __init__(
         self, data: Any, ordering: Any = "shuffle", *, prefetch_size: int | None = None
     ) -> None:
-        ahead = 0 if prefetch_size is None else as_whole(prefetch_size)
-        if ahead is None or ahead < 0 or (ahead == 0 and prefetch_size is not None):
-            raise PipelineError(
-                f"{_OWNER}: `prefetch_size` must be a positive integer, or None to leave it to the "
-                f"loader, got {prefetch_size!r}."
-            )
+        hint = "None leaves it to the loader"
+        ahead = as_optional_count(prefetch_size, "prefetch_size", _OWNER, hint=hint) or 0
         where = ""
         if isinstance(data, str | os.PathLike):
             where = Path(data).name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.host import first_element
+from ..core.numbers import as_whole
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
 from ..core.positional import IndexedSource
@@ -47,12 +47,12 @@ class RangeSource(IndexedSource[jax.Array]):
         index_key: str | None = None,
     ) -> None:
         start, stop = (0, start) if stop is None else (start, stop)
-        try:
-            start, stop = operator.index(start), operator.index(stop)
-        except TypeError as error:
+        first, last = as_whole(start), as_whole(stop)
+        if first is None or last is None:
             raise PipelineError(
                 f"RangeSource: `start` and `stop` must be integers, got {start!r} and {stop!r}."
-            ) from error
+            )
+        start, stop = first, last
         if stop <= start:
             raise PipelineError(
                 f"RangeSource: `stop` must be greater than `start`, got start={start}, "

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import PipelineError
+from ..core.errors import PipelineError, in_one_line
 from ..core.reading import SKIPPED, Failed, annotate, at_element
 from ..core.rows import Rows
 from ..core.taken import Taken
@@ -126,9 +126,8 @@ class StreamData(ElementData):
             raise PipelineError(f"{label}: the iterator gave no element at all.") from None
         except (Exception, _Dead) as error:
             cause = error.__cause__ if isinstance(error, _Dead) else error
-            message = str(cause).strip().partition("\n")[0]
             raise PipelineError(
-                f"{label} failed on its first element: {type(cause).__name__}: {message}"
+                f"{label} failed on its first element: {in_one_line(cause)}"
             ) from cause
         self._live.append(live)
         self._held[run, 0] = self.sample

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...core.errors import OptionWarning, PipelineError
-from ...core.numbers import as_whole
+from ...core.numbers import as_optional_count
 from ...core.positional import Positional
 from ...core.reading import OnError, raise_it, reading
 from ...core.spec import Spec
@@ -86,13 +86,9 @@ class Options(NamedTuple):
 
 def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> Options:
     """The options of a DataLoader, or an error that says what they may be."""
-    for name, value in (("workers", workers), ("prefetch", prefetch)):
-        number = None if value is None else as_whole(value)
-        if value is not None and (number is None or number < 0):
-            raise PipelineError(
-                f"DataLoader: `{name}` must be an integer of at least 0, or None to leave it to "
-                f"the loader, got {value!r}."
-            )
+    hint = "None leaves it to the loader"
+    workers = as_optional_count(workers, "workers", "DataLoader", 0, hint=hint)
+    prefetch = as_optional_count(prefetch, "prefetch", "DataLoader", 0, hint=hint)
     if on_error not in ("raise", "skip") and (isinstance(on_error, str) or not callable(on_error)):
         raise PipelineError(
             f'DataLoader: `on_error` must be "raise", "skip" or a function of the error, got '
@@ -115,9 +111,4 @@ def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> O
                 "DataLoader: `timeout=` needs a worker, since the caller's own thread cannot be "
                 "left; pass `workers=1` or more."
             )
-    return Options(
-        None if workers is None else as_whole(workers),
-        None if prefetch is None else as_whole(prefetch),
-        on_error,
-        None if timeout is None else float(timeout),
-    )
+    return Options(workers, prefetch, on_error, None if timeout is None else float(timeout))
