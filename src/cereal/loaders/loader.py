@@ -85,7 +85,7 @@ class DataLoader(Generic[T]):
     ) -> None: ...
     @overload
     def __init__(
-        self,
+        self: DataLoader[Any],  # what stages in a list make of each other, types cannot say
         pipeline: Sequence[Any],
         *,
         workers: int | None = None,
