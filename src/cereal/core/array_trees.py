@@ -144,7 +144,7 @@ def _no_array(leaf: Any, place: str) -> str:
     )
 
 
-def _instead_of_stage(node: Source[Any] | Transform[Any]) -> str:
+def _instead_of_stage(node: Source[Any] | Transform[Any, Any]) -> str:
     if isinstance(node, Source):
         return "a source stands first in a loader's list: `DataLoader([source, ...])`"
     return "transforms stand behind the source: `DataLoader([source, transform])`"

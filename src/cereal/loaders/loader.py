@@ -67,6 +67,25 @@ class DataLoader(Generic[T]):
     (4, 8, 8) 4
     (4, 8, 8) 4
     (4, 8, 8) 2
+
+    The options are for what Python reads: files, datasets, HostMapTransform and its like. Where
+    compiled code reads the data they have no effect, and an OptionWarning says so.
+
+    Args:
+        pipeline: A list that begins with a source, arrays or a dataset, stages behind it; or one
+            source, such as `BatchTransform(4)(source)`.
+        workers: How many threads read. By default the loader chooses: none for small batches that
+            one NumPy call reads, one if such a batch has 1 MB or more, and up to four, one per CPU,
+            where Python makes every element. 0 reads in your own thread, to debug.
+        prefetch: How many batches are read ahead at most. By default two per thread, and two at
+            least; fewer if they took more than 256 MB. If a source has a `prefetch_size`, so many
+            elements are read ahead instead.
+        on_error: What to do if an element cannot be read. "raise", the default: the step raises
+            that error when its batch is due. "skip": the element is masked, and counted in
+            `loader.skipped`. A function: it gets the error, and returns the element to take
+            instead, or None to skip it.
+        timeout: How many seconds an element may take before that is an error; it needs a worker.
+            None, the default, is no limit.
     """
 
     raises_unseen: ClassVar[bool] = True
@@ -151,17 +170,21 @@ class DataLoader(Generic[T]):
     ) -> BatchIterator[T]:
         """A Python iterator over `(batch, mask)`, to the end of the state's epoch.
 
-        From the middle of an epoch it gives the rest. `steps=` gives that many batches instead,
-        `epochs=` that many epochs, None no end. Its `state` is exact after every batch, and that
-        after the last one begins the next epoch:
+        Its `state` is exact after every batch, and that after the last one begins the next epoch:
 
             for epoch in range(10):
                 batches = loader.iterate(state)
                 for batch, mask in batches: ...
                 state = batches.state
 
-        Without a state it starts from key 0, if the pipeline is not random.
-        `progress=True` shows a bar; a string is its title.
+        Args:
+            state: Where to begin; in the middle of an epoch, it gives the rest. It may be left out
+                if the pipeline is not random: then it begins with the first batch, of key 0.
+            steps: Gives so many batches, through as many epochs as it takes. By default it is not
+                given, and `epochs` decides.
+            epochs: Ends after so many epochs, that of the state included; 1 by default. None is
+                without end.
+            progress: True shows a progress bar, a string is its title; False, the default, nothing.
         """
         if misplaced:
             refuse_positional(misplaced)
@@ -194,12 +217,10 @@ class DataLoader(Generic[T]):
     ) -> tuple[Any, Carry, Any]:
         """Runs `body_fn(carry, batch, mask) -> (carry, output)` over an epoch, as one program.
 
-        Returns `(state, carry, outputs)`, the outputs stacked. It runs `steps_per_epoch` batches,
-        or `steps`. A body at the level of a module is compiled once; one that belongs to an object,
-        or is defined anew, is traced at every call (milliseconds) and compiled once. What it
-        refers to is what it is when `scan_epoch` is called. `progress=True` shows a bar.
-        `feedback(state, carry, output) -> state` changes the loader's state after every batch:
-        so a policy that was just trained acts in the next one.
+        Returns `(state, carry, outputs)`, the outputs stacked. A body at the level of a module is
+        compiled once; one that belongs to an object, or is defined anew, is traced at every call
+        (milliseconds) and compiled once. What it refers to is what it is when `scan_epoch` is
+        called.
 
         >>> import cereal
         >>> loader = cereal.DataLoader([cereal.RangeSource(8), cereal.BatchTransform(4)])
@@ -208,6 +229,17 @@ class DataLoader(Generic[T]):
         >>> state, total, firsts = loader.scan_epoch(loader.init_state(0), 0, add)
         >>> int(total), firsts.tolist()
         (28, [0, 4])
+
+        Args:
+            state: Where to begin, as `init_state` and the last step return it.
+            carry: What the body gets first and hands on, a tree of arrays: parameters, for example.
+            body_fn: A function that JAX can trace.
+            steps: How many batches; by default `steps_per_epoch`, also from the middle of an epoch.
+            unroll: How many steps of the loop are compiled as one, as in `jax.lax.scan`; 1 by
+                default.
+            feedback: `feedback(state, carry, output) -> state` changes the loader's state after
+                every batch: a policy that was just trained acts in the next. By default, none.
+            progress: True shows a progress bar, a string is its title; False, the default, nothing.
         """
         steps = as_optional_count(steps, "steps", "scan_epoch", 0)
         check_body(body_fn, feedback)
@@ -306,13 +338,7 @@ class DataLoader(Generic[T]):
         return f"DataLoader: {summary(self.source)}\n{draw(self.source, self._reading())}"
 
     def _reading(self) -> str:
-        if not isinstance(self.running, Seam):
-            return ""
-        readers = self.running.readers
-        if not readers.threads:
-            return "read by the caller"
-        threads = "1 thread" if readers.threads == 1 else f"{readers.threads} threads"
-        return f"read by {threads}, {readers.prefetch} batches ahead"
+        return self.running.readers.in_words() if isinstance(self.running, Seam) else ""
 
     # The host part
 

@@ -60,6 +60,13 @@ class Readers(HostData):
         """How many elements were left out because of errors."""
         return self._skips.count
 
+    def in_words(self) -> str:
+        """Who reads, as the drawing of a loader says it."""
+        if not self.threads:
+            return "read by the caller"
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"read by {threads}, {self.prefetch} batches ahead"
+
     def track(
         self,
         source: Positional[Any],
