@@ -21,7 +21,7 @@ EXPLAINED = {
 def explanations(value: Any) -> dict[str, str]:
     """The text of each argument below `Args:`."""
     text = (inspect.getdoc(value) or "").partition("\nArgs:\n")[2]
-    return {name: said for name, said in re.findall(r"^    (\w+): ((?:.|\n     )*)", text, re.M)}
+    return dict(re.findall(r"^    (\w+): ((?:.|\n     )*)", text, re.M))
 
 
 @pytest.mark.parametrize("name", EXPLAINED)

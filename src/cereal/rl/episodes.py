@@ -18,6 +18,7 @@ from ..core.errors import PipelineError, UsageError
 from ..core.positional import Positional
 from ..core.pytree import pytree_dataclass, static_field
 from ..core.source import Mask, Source
+from ..core.source_argument import check_source
 from ..core.spec import Spec, format_spec
 from ..core.stage import Transform
 from ..core.wrapper import StreamWrapper
@@ -60,11 +61,7 @@ class EpisodeStatisticsTransform(Transform[Any, Any]):
     """
 
     def __call__(self, source: Source[Any]) -> Source[Any]:
-        if not isinstance(source, Source):
-            raise PipelineError(
-                f"{self.label} must be called with a source, got {type(source).__name__}; write "
-                f"`{self.label}()(source)`."
-            )
+        check_source(source, self.label)
         if isinstance(source, Positional):
             raise PipelineError(
                 f"{self.label} carries sums from step to step, and {source.label} is an indexed "

@@ -16,6 +16,7 @@ from ..core.positional import Positional
 from ..core.promise import as_built
 from ..core.pytree import pytree_dataclass, static_field
 from ..core.source import Mask, Source
+from ..core.source_argument import check_source
 from ..core.spec import Spec, format_spec
 from ..core.wrapper import StreamWrapper
 
@@ -68,11 +69,7 @@ class PolicyStage(StreamWrapper[T_co]):
 
 def policy_stage(stage: UsesPolicy, source: Source[Any]) -> Source[Any]:
     """The source with the stage around it, or an error if no policy is below."""
-    if not isinstance(source, Source):
-        raise PipelineError(
-            f"{stage.label} must be called with a source, got {type(source).__name__}; write "
-            f"`stage(source)`."
-        )
+    check_source(source, stage.label)
     slot = _slot_below(stage, source)
     mask = jax.ShapeDtypeStruct(source.lanes, bool)
     spec = source.element_spec()

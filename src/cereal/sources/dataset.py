@@ -14,7 +14,6 @@ from ..core.array_trees import array_leaves, is_frame, leaves_of_tree, refuse_no
 from ..core.errors import PipelineError
 from ..core.host import one_by_one
 from ..core.ordering import Order, Sequential, as_order
-from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.reading import reading
 from ..core.rows import Rows
@@ -23,6 +22,7 @@ from ..core.taken import Taken, spec_of_element
 from .array import ArraySampleSource
 from .by_element import ByElement, ElementData
 from .grain_epochs import Epochs, epochs_of
+from .length import check_length
 from .memmap import MemmapSource
 
 _OWNER = "DatasetSource"
@@ -99,11 +99,7 @@ def _length(dataset: Any) -> int:
             f"{_OWNER}: the length of a {type(dataset).__name__} is not known ({error}); for what "
             f"only iterates, write `IterableSource(lambda: iter(...))`."
         ) from error
-    if n < 1 or n > MAX_HOST:
-        raise PipelineError(
-            f"{_OWNER}: the dataset has {n} elements; there must be at least one, and at most "
-            f"{MAX_HOST}."
-        )
+    check_length(n, "the dataset", _OWNER)
     return n
 
 

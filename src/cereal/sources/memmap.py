@@ -10,17 +10,16 @@ import jax
 import numpy as np
 
 from ..core.array_trees import refuse_list
-from ..core.errors import PipelineError
 from ..core.fitting import canonical, narrowed
 from ..core.host import HostIndexed
 from ..core.numbers import as_optional_count
 from ..core.ordering import Order, Sequential, as_order
-from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import Spec, spec_of
 from .array import leaf_name, one_length
 from .array_files import open_arrays
 from .arrays_on_host import take_rows_on_host
+from .length import check_length
 from .mapped import MappedArrays
 
 _OWNER = "MemmapSource"
@@ -65,11 +64,7 @@ class MemmapSource(HostIndexed[Any]):
         else:
             refuse_list(data, _OWNER)
         n = one_length(data, _OWNER, files=True)
-        if n < 1 or n > MAX_HOST:
-            raise PipelineError(
-                f"{_OWNER}: the arrays have {n} rows; there must be at least one, and at most "
-                f"{MAX_HOST}."
-            )
+        check_length(n, "`data`", _OWNER)
         spec = Spec(jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), data))
         order = as_order(ordering, n, _OWNER)
         set_fields(self, data=_Rows(data, where), n=n, spec=spec, ordering=order)

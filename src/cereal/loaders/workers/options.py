@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numbers
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ...core.cpus import usable_cpus
 from ...core.errors import OptionWarning, PipelineError
 from ...core.numbers import as_optional_count
 from ...core.positional import Positional
@@ -70,7 +70,7 @@ class Options(NamedTuple):
         if self.workers is not None:
             return self.workers
         if not source.quick or self.timeout is not None:
-            return min(4, os.cpu_count() or 1)
+            return min(4, usable_cpus())
         return 1 if Spec(source.element_spec()).nbytes >= _LARGE else 0
 
     def ahead(self, source: Positional[Any], threads: int) -> int:
