@@ -33,8 +33,13 @@ class Function(Held):
 
     @property
     def name(self) -> str:
-        inner = getattr(self.value, "func", self.value)  # functools.partial
-        return getattr(inner, "__name__", type(self.value).__name__)
+        return function_name(self.value)
+
+
+def function_name(fn: Any) -> str:
+    """What errors and drawings call a function: its name, that of its type if it has none."""
+    inner = getattr(fn, "func", fn)  # functools.partial
+    return getattr(inner, "__name__", type(inner).__name__)
 
 
 def as_function(fn: Any, owner: str) -> Function:

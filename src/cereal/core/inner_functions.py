@@ -7,13 +7,12 @@ user's own `jax.jit`, which promises to keep them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from .jax_internals import trace_caches
+from .jax_internals import trace_caches, written_at
 from .library import is_library_file
 
 _JIT = ("jit", "pjit")
@@ -28,7 +27,7 @@ def forget_seen() -> None:
 
 def met_new(closed: Any) -> bool:
     """Whether a program has such functions that are new here: then it must be traced once more."""
-    new = {place for info in _inside(closed) if (place := _place(info))} - _seen
+    new = {place for place in _inside(closed) if not is_library_file(place[0])} - _seen
     _seen.update(new)
     return bool(new) and _forget(new)
 
@@ -54,13 +53,14 @@ def _defined(fn: Any) -> tuple[str, int] | None:
     return None if code is None else (code.co_filename, code.co_firstlineno)
 
 
-def _inside(program: Any) -> Iterator[str]:
-    """Where the functions inside of a program were written."""
+def _inside(program: Any) -> Iterator[tuple[str, int]]:
+    """Where the functions inside of a program were written: file and line."""
     for eqn in getattr(program, "jaxpr", program).eqns:
         if eqn.primitive.name not in _JIT:
             for inner in inner_programs(eqn):
-                info = getattr(inner, "debug_info", None)
-                yield getattr(info, "func_src_info", None) or ""
+                place = written_at(inner)
+                if place is not None:
+                    yield place
                 yield from _inside(inner)
 
 
@@ -70,10 +70,3 @@ def inner_programs(eqn: Any) -> Iterator[Any]:
         for each in value if isinstance(value, tuple | list) else (value,):
             if isinstance(each, Jaxpr | ClosedJaxpr):
                 yield getattr(each, "jaxpr", each)
-
-
-@functools.lru_cache(maxsize=1024)
-def _place(info: str) -> tuple[str, int] | None:
-    """The file and line in "body at /home/me/train.py:52", if it is the user's."""
-    name, _, line = info.partition(" at ")[2].rpartition(":")
-    return (name, int(line)) if line.isdigit() and not is_library_file(name) else None

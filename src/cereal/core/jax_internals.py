@@ -91,6 +91,23 @@ def trace_caches() -> tuple[Any, ...]:
     return tuple(x for x in found if hasattr(x, "cache_keys") and hasattr(x, "evict_weakref"))
 
 
+def written_at(program: Any) -> tuple[str, int] | None:
+    """The file and the line of the function that a program was traced from, if it is known.
+
+    The bet: `debug_info.func_src_info` reads "body at /home/me/train.py:52". If it is lost, inner
+    functions are not traced anew when what they refer to has changed: the test of `trace_caches`
+    fails first.
+    """
+    info = getattr(getattr(program, "jaxpr", program), "debug_info", None)
+    return _file_and_line(getattr(info, "func_src_info", None) or "")
+
+
+@functools.lru_cache(maxsize=1024)
+def _file_and_line(info: str) -> tuple[str, int] | None:
+    name, _, line = info.partition(" at ")[2].rpartition(":")
+    return (name, int(line)) if line.isdigit() else None
+
+
 def run_on_host(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Inside a program: `fn`, computed by the host, over arrays in its memory.
 

@@ -48,8 +48,14 @@ def is_library(thing: Any) -> bool:
 @functools.lru_cache(maxsize=1024)
 def names_in(code: types.CodeType) -> tuple[str, ...]:
     """All names in a function's code, and in the code of functions defined inside it."""
+    return tuple(sorted({name for each in codes_in(code) for name in each.co_names}))
+
+
+@functools.lru_cache(maxsize=1024)
+def codes_in(code: types.CodeType) -> tuple[types.CodeType, ...]:
+    """The code of a function, and of those that are defined inside it."""
     inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return tuple(sorted(set(code.co_names).union(*(names_in(each) for each in inner))))
+    return (code, *(each for found in map(codes_in, inner) for each in found))
 
 
 @functools.lru_cache(maxsize=1024)

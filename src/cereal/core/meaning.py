@@ -24,7 +24,7 @@ from .capture import is_traced
 from .gathered import explicit_mesh
 from .inlined import run_inlined
 from .inner_functions import forget_seen, met_new
-from .jax_internals import trace_context
+from .jax_internals import trace_context, written_at
 from .library import is_library, is_library_file
 from .unchanged import proof_of
 
@@ -231,12 +231,7 @@ def _of_library(call: Any) -> bool:
     Not one that a library made around a function of the user's: `jax.custom_gradient`, and all that
     Equinox has of this kind.
     """
-    info = getattr(getattr(call, "jaxpr", call), "debug_info", None)
-    name = getattr(info, "func_filename", None) or _file_of(getattr(info, "func_src_info", ""))
-    return bool(name) and is_library_file(name) and bool(_OWN_RULES.search(name))
-
-
-@functools.lru_cache(maxsize=256)
-def _file_of(info: str) -> str:
-    """The file in "relu at /usr/lib/.../functions.py:52"."""
-    return info.partition(" at ")[2].rpartition(":")[0]
+    place = written_at(call)
+    if place is None:
+        return False
+    return is_library_file(place[0]) and bool(_OWN_RULES.search(place[0]))

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from .capture import is_concrete
-from .library import imports_in, is_library, names_in
+from .library import codes_in, imports_in, is_library, names_in
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...), range)
 _FIXED_CLASSES = ("builtins", "numpy", "jax", "jaxlib", "ml_dtypes", "functools", "typing")
@@ -160,7 +160,7 @@ class _Prover:
         used = tuple((name, self._named(scope[name], names)) for name in names if name in scope)
         unknown = _globals_in(fn.__code__).difference(scope)
         used += tuple((name, self._built_in(name)) for name in sorted(unknown))
-        for code in _codes_in(fn.__code__):
+        for code in codes_in(fn.__code__):
             for name, level in imports_in(code):
                 self._module(None if level else sys.modules.get(name), names)
         return (fn.__code__, id(scope), inside, defaults, kwdefaults, used)
@@ -240,14 +240,7 @@ def _is_defined_by_library(value: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _codes_in(code: types.CodeType) -> tuple[types.CodeType, ...]:
-    """The code of a function, and of those that are defined inside it."""
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return (code, *(each for found in map(_codes_in, inner) for each in found))
-
-
-@functools.lru_cache(maxsize=1024)
 def _globals_in(code: types.CodeType) -> frozenset[str]:
     """The names that a function looks up as globals, not as attributes."""
-    steps = (step for each in _codes_in(code) for step in dis.get_instructions(each))
+    steps = (step for each in codes_in(code) for step in dis.get_instructions(each))
     return frozenset(s.argval for s in steps if s.opname in ("LOAD_GLOBAL", "LOAD_NAME"))

@@ -13,6 +13,7 @@ from ..core.callback import raising
 from ..core.capture import eager
 from ..core.errors import PipelineError, in_one_line
 from ..core.extras import needs
+from ..core.function import function_name
 from ..core.numbers import as_optional_count
 from ..core.pytree import pytree_dataclass
 from ..core.source import Mask
@@ -140,7 +141,7 @@ def _environments(envs: Any, num_envs: Any) -> GymnasiumEnvironments:
             f'`{_OWNER}("CartPole-v1", ..., num_envs=8)`, or `lambda: MyEnv()` for the id.'
         )
     made_by = partial(gymnasium.make, envs) if isinstance(envs, str) else envs
-    name = envs if isinstance(envs, str) else getattr(envs, "__name__", type(envs).__name__)
+    name = envs if isinstance(envs, str) else function_name(envs)
     make = partial(_make, gymnasium, made_by, name, count or 1)
     return GymnasiumEnvironments(make, name, ours=True)
 

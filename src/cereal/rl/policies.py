@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.errors import PipelineError, first_line
-from ..core.function import Function, as_function
+from ..core.function import Function, as_function, function_name
 from ..core.spec import Spec, format_spec, is_array_like
 
 _WRITE = (
@@ -42,7 +42,7 @@ def as_policy(policy_step_fn: Any, owner: str) -> Function:
     try:
         inspect.signature(policy_step_fn).bind(None, None, None, None)
     except TypeError as error:
-        name = getattr(policy_step_fn, "__name__", type(policy_step_fn).__name__)
+        name = function_name(policy_step_fn)
         raise PipelineError(
             f"{owner}: `policy_step_fn` is called with (observation, policy_state, new_episode, "
             f"key), which `{name}{inspect.signature(policy_step_fn)}` does not take; "

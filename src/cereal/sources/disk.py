@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import PipelineError
-from ..core.function import arguments_taken
+from ..core.function import arguments_taken, function_name
 from ..core.numbers import as_count
 from ..core.ordering import Order, Sequential, as_order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
@@ -109,8 +109,7 @@ class _Function(ElementData):
 
     @property
     def name(self) -> str:
-        inner = getattr(self.one, "func", self.one)  # functools.partial
-        return getattr(inner, "__name__", type(inner).__name__)
+        return function_name(self.one)
 
     def digest_of(self) -> Any:
         return self.one

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import PipelineError, in_one_line
+from ..core.function import function_name
 from ..core.reading import SKIPPED, Failed, annotate, at_element
 from ..core.rows import Rows
 from ..core.taken import Taken
@@ -110,8 +111,7 @@ class StreamData(ElementData):
 
     @property
     def name(self) -> str:
-        inner = getattr(self.make, "func", self.make)
-        return getattr(inner, "__name__", type(inner).__name__)
+        return function_name(self.make)
 
     def first(self, label: str) -> Any:
         """The first element, to see what elements look like; it will be given to who asks."""
