@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILES = {path: path.read_text() for path in sorted((ROOT / "src" / "cereal").rglob("*.py"))}
 
-# What is written: the file whose function all others call, and those that still write it themselves.
+# What is written: the file whose function all others call, then those that still write it too.
 PLACES = {
     r"jax\._src": ["jax_internals"],
     r"compute_on2?\b": ["jax_internals"],
