@@ -309,7 +309,7 @@ _ONE = Faulty()
         (lambda: Vector(), 2, "must make one `gymnasium.Env`, made Vector; a vector environment"),
         (same, 2, "the function same returned the same environment twice"),
         (Vector(), 3, "has 2 environments, and `num_envs` is 3; leave `num_envs` out"),
-        (Faulty, 0, "`num_envs` must be a positive integer, got 0"),
+        (Faulty, 0, "`num_envs` must be an integer of at least 1, got 0"),
         ("NoSuchPole-v1", 2, "NoSuchPole-v1 could not be made: NameNotFound"),
         (trap, 2, "trap could not be made: TrapError: the floor gave way"),
     ],

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import UsageError
+from .foreign_errors import maps_ordered_callback
 from .unseen import keep_unseen, raise_unseen, without_frames
 
 _lock = threading.Lock()
@@ -89,8 +90,7 @@ def raising(identities: tuple[Hashable, ...]) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        # The bet: JAX refuses with these words (`tests/core/test_callback.py` loses it).
-        if "vmap" in str(error) and "ordered" in str(error):
+        if maps_ordered_callback(error):
             raise UsageError(
                 "a HostCallbackTransform runs once per batch, in order, which has no meaning "
                 "under `vmap` (JAX refuses it), and neither have steps of environments that "

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
@@ -35,8 +36,13 @@ _CHUNK = 1 << 16  # numbers looked at together, so that what is made of them sta
 Name = str | Callable[[], str]
 
 
-def canonical(dtype: Any) -> np.dtype[Any]:
-    """The dtype that JAX has for it: 32 bits unless wide types are on, in native byte order."""
+def canonical(dtype: Any) -> Any:
+    """The dtype that JAX has for it: 32 bits unless wide types are on, in native byte order.
+
+    Types that are JAX's own, such as that of random keys, stay as they are.
+    """
+    if not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.extended):
+        return dtype
     config: Any = jax.config
     return _canonical(np.dtype(dtype), config.jax_enable_x64)
 

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
-from .held import Held, hold
+from .held import Opaque, hold
 from .pytree import pytree_dataclass
 
 
 @pytree_dataclass
-class Function(Held):
+class Function(Opaque):
     """A callable inside a pytree.
 
     A plain function is structure: compared by identity, so that the same function means the same

@@ -11,7 +11,7 @@ _WRITE = "write `@cereal.pytree_dataclass` above its class"
 
 
 @pytree_dataclass
-class Held:
+class Opaque:
     """An object that JAX may or may not see into.
 
     A pytree is a child: its arrays are arguments of compiled programs. Anything else is structure:
@@ -28,10 +28,10 @@ class Held:
         return self.tree if self.fixed is None else self.fixed
 
 
-H = TypeVar("H", bound=Held)
+H = TypeVar("H", bound=Opaque)
 
 
-def hold(value: Any, owner: str, write: str = _WRITE, kind: type[H] = Held) -> H:
+def hold(value: Any, owner: str, write: str = _WRITE, kind: type[H] = Opaque) -> H:
     """Holds what is a pytree or can be hashed; `write` says in the error what to do otherwise."""
     if is_pytree(value):
         return kind(value)

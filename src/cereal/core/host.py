@@ -21,9 +21,9 @@ from .host_data import living as living
 from .host_loop import Fetched, fetch_by
 from .host_program import fetched_in_program
 from .positional import IndexedSource
-from .reading import SKIPPED, at_element, raise_it, reading
+from .reading import SKIPPED, at_element, raise_it, read_context
 from .rows import Rows, routed_at, rows_at
-from .taken import Taken
+from .taken import ElementBatch
 from .traits import Traits
 
 T_co = TypeVar("T_co", covariant=True)
@@ -41,14 +41,14 @@ class HostIndexed(IndexedSource[T_co]):
         """The elements at these indices (one axis), stacked: a tree of fresh NumPy arrays."""
         raise TypeError(f"{type(self).__name__} has no batched read")
 
-    def _produce(self, rows: Rows) -> Taken:
+    def _produce(self, rows: Rows) -> ElementBatch:
         """The elements of these rows (one axis), as Python has them."""
-        indices, here, label = rows.index, reading(), self._label
+        indices, here, label = rows.index, read_context(), self._label
         with here.at(label, rows):
             try:
-                if here.doomed:
-                    here.check_doomed()
-                return Taken(len(indices), stacked=self._take_host(indices))
+                if here.known_to_hang:
+                    here.check_known_to_hang()
+                return ElementBatch(len(indices), stacked=self._take_host(indices))
             except Exception as error:
                 failed = error
 
@@ -81,14 +81,14 @@ class HostIndexed(IndexedSource[T_co]):
         return self._read(self._route(rows_at(indices)))[0]
 
 
-def one_by_one(one: Any, n: int, failed: Exception) -> Taken:
+def one_by_one(one: Any, n: int, failed: Exception) -> ElementBatch:
     """Elements that could not be read together; if each can be read alone, the error is raised,
     unless the policy is to go on."""
-    if reading().on_error is raise_it:
+    if read_context().on_error is raise_it:
         for lane in range(n if n > 1 else 0):
             one(lane)
         raise failed
-    return Taken(n, one=one)
+    return ElementBatch(n, one=one)
 
 
 def first_element(source: Any, wanted: Any = None, otherwise: Any = None) -> Any:

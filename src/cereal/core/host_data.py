@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from .errors import CerealError
+from .function import function_name
 from .lingering import linger
 
 _TRIES, _MOMENT = 20, 0.002
@@ -88,8 +89,7 @@ class HostFunction(HostData):
 
     @property
     def name(self) -> str:
-        inner = getattr(self.fn, "func", self.fn)  # functools.partial
-        return self._called or getattr(inner, "__name__", type(inner).__name__)
+        return self._called or function_name(self.fn)
 
     def digest_of(self) -> Any:
         return self.fn

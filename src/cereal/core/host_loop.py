@@ -4,7 +4,7 @@
           arrays of a fixed shape
 
 Runs in the caller, on a loader's workers, or in a callback of a program: the functions here do not
-know who runs them, but ask `reading()` about memory, errors and help.
+know who runs them, but ask `read_context()` about memory, errors and help.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 from .errors import PipelineError
 from .placed import Batching, Placed
 from .pytree import pytree_dataclass, static_field
-from .reading import SKIPPED, reading
+from .reading import SKIPPED, read_context
 from .rows import Rows
 from .spec import Spec
-from .taken import Taken, as_arrays, spec_of_element
+from .taken import ElementBatch, as_arrays, spec_of_element
 from .traits import Traits
 
 
@@ -56,7 +56,7 @@ class HostPlace(Placed):
     def _words(self, rows: Rows) -> Any:
         return rows.element_words(self.number) if self.stage.traits.random else None
 
-    def on_elements(self, taken: Taken, rows: Rows) -> Taken:
+    def on_elements(self, taken: ElementBatch, rows: Rows) -> ElementBatch:
         """Before batching: what it makes of elements."""
         return self.stage.on_elements(taken, rows, self._words(rows))
 
@@ -78,7 +78,7 @@ def fetch_by(source: Any, stages: tuple[Any, ...], rows: Rows, masks: bool) -> R
     `masks`: elements may be left out. For rows that have shapes and no values, so has the result.
     """
     shape, lanes = rows.index.shape, stages[-1].lanes_after if stages else ()
-    masked = masks or reading().masked
+    masked = masks or read_context().masked
     if isinstance(rows.index, jax.ShapeDtypeStruct):
         extra = shape[: len(shape) - len(lanes)]  # of single elements, all axes
         spec = stages[-1].spec.tree if stages else source.element_spec()
@@ -108,7 +108,7 @@ def _batches(source: Any, stages: tuple[Any, ...], rows: Rows) -> tuple[Any, Any
     extra = rows.index.shape[: rows.index.ndim - len(lanes)]
     if not extra:
         return batch_by(source, stages, rows)
-    found = reading().spread(
+    found = read_context().spread(
         list(np.ndindex(*extra)), lambda at: batch_by(source, stages, rows[at])
     )
     values, keep = stack_batches(found, lanes)
@@ -122,7 +122,7 @@ def _alike(source: Any, stages: tuple[Any, ...]) -> tuple[Callable[[], Spec], Ca
     return lambda: stages[-1].spec, lambda: stages[-1].sample(None)
 
 
-def elements_by(source: Any, stages: tuple[Any, ...], rows: Rows) -> Taken:
+def elements_by(source: Any, stages: tuple[Any, ...], rows: Rows) -> ElementBatch:
     """The elements of rows of one axis, through stages before batching."""
     taken = source._produce(rows)
     for placed in stages:
@@ -150,11 +150,11 @@ def made_batch(
 ) -> tuple[Any, Any]:
     """The batch and mask that `make` gives, as arrays of our own; if it raises, what stands in for
     the batch (with the mask as it was), or zeros without a real element."""
-    here = reading()
+    here = read_context()
     with here.at(placed._label, rows):
         try:
-            if here.doomed:
-                here.check_doomed()
+            if here.known_to_hang:
+                here.check_known_to_hang()
             made, mask = make()
             made = as_promised(made, placed.spec, f"{placed._label} returned", "when it was built")
             return jax.tree.map(here.own, made), mask
@@ -200,5 +200,5 @@ def stack_batches(found: list[tuple[Any, Any]], lanes: tuple[int, ...]) -> tuple
 
 
 def _stacked(parts: Any) -> np.ndarray:
-    out = reading().empty((len(parts), *parts[0].shape), parts[0].dtype)
+    out = read_context().empty((len(parts), *parts[0].shape), parts[0].dtype)
     return np.stack(parts, out=out)

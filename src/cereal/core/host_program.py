@@ -18,7 +18,7 @@ import numpy as np
 from .callback import guard, poison
 from .device_count import device_count_of_program
 from .host_data import host_data_in, identity_on_host, living
-from .reading import Reading, reading_as
+from .reading import ReadContext, use_read_context
 from .rows import Rows, whole_index
 from .settings import settings_of_program
 from .spec import spec_of
@@ -38,7 +38,7 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
     received = whole_index if source._plan.wide else lambda rows: rows
     leaves, structure = jax.tree.flatten(source)
     leaves = leaves if service is None else []  # a service has the source itself
-    with reading_as(Reading(masked=True)):
+    with use_read_context(ReadContext(masked=True)):
         promised = jax.tree.map(spec_of, source._fetch(jax.tree.map(spec_of, rows)))
     axes, (inputs, rows_structure) = rows.index.ndim, jax.tree.flatten(rows)
     outputs, out_structure = jax.tree.flatten(promised)
@@ -48,7 +48,7 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
             asked = [(at, received(rows_structure.unflatten(x))) for _, at, x in requests]
             found = living(service).serve(asked)
         else:
-            with reading_as(Reading(masked=True)), jax.no_execution():
+            with use_read_context(ReadContext(masked=True)), jax.no_execution():
                 found = [
                     structure.unflatten(leaves)._fetch(received(rows_structure.unflatten(x)))
                     for leaves, _, x in requests

@@ -28,7 +28,7 @@ from .rows import Rows
 from .source import Source
 from .spec import Spec, format_spec
 from .stage import Transform
-from .taken import Taken, check_arrays, leaves_of, spec_of_element
+from .taken import ElementBatch, check_arrays, leaves_of, spec_of_element
 from .traits import StageTraits
 
 Words = Any  # the two words of a random key per lane, or None
@@ -46,7 +46,7 @@ class HostStage(Transform[Any, Any]):
         return f"{type(self).__name__}({self.fn.name})"
 
     @abstractmethod
-    def on_elements(self, taken: Taken, rows: Rows, words: Words) -> Taken:
+    def on_elements(self, taken: ElementBatch, rows: Rows, words: Words) -> ElementBatch:
         """What it makes of elements; `words` are those of their random keys, if it is random."""
 
     def on_batch(self, values: Any, mask: Any, rows: Rows, words: Words, spec: Spec) -> Any:
@@ -58,7 +58,7 @@ class HostStage(Transform[Any, Any]):
         flat = rows.reshape(-1)
         n = flat.index.size
         keep = None if mask is None else mask.reshape(-1)
-        taken = Taken(n, stacked=reshaped(values, len(lanes), (n,)), keep=keep)
+        taken = ElementBatch(n, stacked=reshaped(values, len(lanes), (n,)), keep=keep)
         words = None if words is None else tuple(word.reshape(-1) for word in words)
         taken = self.on_elements(taken, flat, words)
         element = jax.tree.map(
@@ -97,13 +97,15 @@ class HostStage(Transform[Any, Any]):
         """What it makes of an element, and after batching of a batch, to see how they look."""
         sample, lanes = source._sample(), source.traits.lanes
         if not lanes:
-            element = self.on_elements(Taken(1, one=lambda _: sample), rows, words).element(0)
+            element = self.on_elements(ElementBatch(1, one=lambda _: sample), rows, words).element(
+                0
+            )
             return element, element
         check_per_element(sample, lanes, self._label)
         element = jax.tree.map(lambda x: x[(0,) * len(lanes)], sample)
         flat = rows.reshape(-1)[:1]
         words = None if words is None else tuple(word.reshape(-1)[:1] for word in words)
-        made = self.on_elements(Taken(1, one=lambda _: element), flat, words).element(0)
+        made = self.on_elements(ElementBatch(1, one=lambda _: element), flat, words).element(0)
         return made, sample if made is SKIPPED else repeated(made, lanes)
 
     def sample_batch(self, sample: Any, rows: Rows) -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import re
 import types
 from collections.abc import Callable, Hashable
@@ -26,10 +25,10 @@ from .capture import is_traced
 from .gathered import explicit_mesh
 from .inlined import run_inlined
 from .inner_functions import forget_seen, met_new
+from .jax_internals import trace_context, written_at
 from .library import is_library, is_library_file
 from .unchanged import proof_of
 
-_trace_context = getattr(importlib.import_module("jax._src.config"), "trace_context", None)
 _RULES = {"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees", "jvp_jaxpr_thunk"}
 _OWN_RULES = re.compile(r"[/\\](jax|optax|flax|cereal)[/\\](?!.*custom_derivatives)")
 _PLAIN = (int, str, bytes, bool, type(None))
@@ -105,14 +104,9 @@ def _opened(closed: ClosedJaxpr, consts: list[Any], leaves: list[Any]) -> Closed
 
 
 def tracing_context() -> Any:
-    """All settings of JAX that a trace depends on; equal values mean equal traces.
-
-    A bet on a private name of JAX (`tests/core/test_meaning.py` fails when it is lost): without it
-    nothing counts as proved, and everything is traced again.
-    """
-    if _trace_context is None:
-        return object()
-    return _trace_context()
+    """All settings of JAX that a trace depends on; equal values mean equal traces."""
+    context = trace_context()
+    return object() if context is None else context()
 
 
 class _DifferentError(Exception):
@@ -225,12 +219,7 @@ def _of_library(call: Any) -> bool:
     Not one that a library made around a function of the user's: `jax.custom_gradient`, and all that
     Equinox has of this kind.
     """
-    info = getattr(getattr(call, "jaxpr", call), "debug_info", None)
-    name = getattr(info, "func_filename", None) or _file_of(getattr(info, "func_src_info", ""))
-    return bool(name) and is_library_file(name) and bool(_OWN_RULES.search(name))
-
-
-@functools.lru_cache(maxsize=256)
-def _file_of(info: str) -> str:
-    """The file in "relu at /usr/lib/.../functions.py:52"."""
-    return info.partition(" at ")[2].rpartition(":")[0]
+    place = written_at(call)
+    if place is None:
+        return False
+    return is_library_file(place[0]) and bool(_OWN_RULES.search(place[0]))

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .held import Held
+from .held import Opaque
 from .library import is_library
 from .pytree import is_pytree
 from .unchanged import Proof, proof_of
@@ -60,7 +60,7 @@ def _find(node: Any, classes: dict[type, None], values: list[Any]) -> None:
     if isinstance(node, dict | list | tuple) and is_library(cls):
         for each in node.values() if isinstance(node, dict) else node:
             _find(each, classes, values)
-    elif isinstance(node, Held):
+    elif isinstance(node, Opaque):
         _find(node.tree, classes, values)
         _find(node.fixed, classes, values)
     elif _has_fixed_fields(node):

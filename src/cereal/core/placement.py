@@ -16,7 +16,8 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from .capture import is_concrete, is_traced, staging
-from .errors import PipelineError, UsageError
+from .errors import PipelineError, UsageError, first_line
+from .foreign_errors import lacks_mesh
 from .spec import format_spec
 
 if TYPE_CHECKING:
@@ -157,9 +158,8 @@ def check_callbacks(traits: Traits) -> None:
 
 
 def refuse_unmapped(error: ValueError) -> None:
-    """Explains JAX's refusal to map a function over a mesh that it was not traced for."""
-    # The bet: JAX refuses with these words (`tests/device/test_explicit_axes.py` loses it).
-    if "is not found in mesh" in str(error):
+    """Says in words what JAX cannot do with functions that have rules of their own."""
+    if lacks_mesh(error):
         raise UsageError(
             "JAX cannot map these states over a mesh with explicit axes: a stage has a loop, or a "
             "function with its own gradient (`jax.nn.relu`), that was traced without the mesh. "
@@ -218,10 +218,10 @@ def check_layout(sharding: Any, spec: Any, lanes: tuple[int, ...], label: str) -
         try:
             fitted(sharding, len(leaf.shape)).shard_shape(leaf.shape)
         except (ValueError, IndexError) as error:
-            reason = str(error).strip().partition("\n")[0]
             raise PipelineError(
-                f"{label}: {name}{format_spec(leaf)} cannot be laid out so: {reason}; choose a "
-                f"batch size that the devices divide, and put this stage after the BatchTransform."
+                f"{label}: {name}{format_spec(leaf)} cannot be laid out so: {first_line(error)}; "
+                f"choose a batch size that the devices divide, and put this stage after the "
+                f"BatchTransform."
             ) from error
     spread = isinstance(sharding, NamedSharding) and _names(sharding.spec)
     if spread and not any(leaf.shape for leaf, _ in leaves):

@@ -208,7 +208,7 @@ class IndexedSource(Positional[T_co]):
         return self
 
     def _produce(self, rows: Rows) -> Any:
-        """The elements of routed rows (in NumPy, one axis) as Python has them, a `Taken`."""
+        """The elements of routed rows (in NumPy, one axis) as Python has them, a `ElementBatch`."""
         raise TypeError(f"{self._label} is read by compiled code")
 
     def _sample(self) -> Any:

@@ -1,7 +1,7 @@
 """What a thread is reading at this moment: where it is, and what to do about errors.
 
 The stages of a pipeline do not know who runs them: a worker of a loader, a callback of a compiled
-program, or the caller. They ask `reading()`, of which every thread has its own.
+program, or the caller. They ask `read_context()`, of which every thread has its own.
 
     at_element   runs a function over one element; notes where it is, handles what it raises
     for_each     runs over the lanes of a batch
@@ -22,6 +22,7 @@ import numpy as np
 
 from .buffers import NO_BUFFERS, Buffers
 from .errors import UsageError
+from .foreign_errors import is_read_only, ran_inside_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ def raise_it(error: Exception) -> Any:
     raise error
 
 
-class Reading:
+class ReadContext:
     """Where one thread is while it reads, and how it reads: by the options of its loader."""
 
     def __init__(
@@ -68,7 +69,7 @@ class Reading:
     ) -> None:
         self.on_error, self.buffers, self.empty = on_error, buffers, buffers.empty
         self.masked = masked or on_error is not raise_it  # whether to give a mask in any case
-        self.doomed: dict[Any, Exception] = {}  # elements known to hang
+        self.known_to_hang: dict[Any, Exception] = {}  # elements known to hang
         self.decided: dict[Any, Any] | None = None  # what was said about errors, to be said again
         self.since = 0.0  # when the element was begun
         self.stage = ""
@@ -98,7 +99,7 @@ class Reading:
         return [run(part) for part in parts]
 
     @property
-    def hands(self) -> int:
+    def helpers(self) -> int:
         """How many threads could work on one batch."""
         return 1
 
@@ -106,9 +107,9 @@ class Reading:
         """Notes where the thread is; a stage may read the one below in its turn."""
         return _At(self, stage, rows)
 
-    def check_doomed(self) -> None:
+    def check_known_to_hang(self) -> None:
         place = self.place()
-        error = place and self.doomed.get((place.stage, place.index, place.epoch))
+        error = place and self.known_to_hang.get((place.stage, place.index, place.epoch))
         if error:
             raise error
 
@@ -139,9 +140,7 @@ class Reading:
             stopped.__cause__ = error
             error = stopped
         place = self.place()
-        # JAX refused to run something: no fault of the element's, so `on_error` is not asked. The
-        # bet (`tests/loaders/workers/test_skips.py` loses it): its error names `jax.no_execution`.
-        if isinstance(error, RuntimeError) and "no_execution" in str(error):
+        if ran_inside_program(error):  # no fault of the element's, so `on_error` is not asked
             error = UsageError(f"{self.stage} {_RAN_JAX}")
             annotate(error, place)
             raise error from None
@@ -160,7 +159,7 @@ class _At:
     # As a generator it would take three times as long.
     __slots__ = ("_before", "_here", "_rows", "_stage")
 
-    def __init__(self, here: Reading, stage: str, rows: Any) -> None:
+    def __init__(self, here: ReadContext, stage: str, rows: Any) -> None:
         self._here, self._stage, self._rows = here, stage, rows
 
     def __enter__(self) -> None:
@@ -193,14 +192,6 @@ READ_ONLY = (
 )
 
 
-def is_read_only(error: BaseException) -> bool:
-    """Whether this comes of writing into an element.
-
-    The bet: NumPy says so in these words (`tests/core/test_reading.py` loses it).
-    """
-    return isinstance(error, ValueError) and "read-only" in str(error)
-
-
 _RAN_JAX = (
     "runs JAX inside of a compiled program, which waits for the batch: what it runs would wait for "
     "the program in turn, for ever. In this function use NumPy (`np.` in place of `jnp.`, "
@@ -211,26 +202,26 @@ _RAN_JAX = (
 
 class _Current(threading.local):
     def __init__(self) -> None:
-        self.context = Reading()
+        self.context = ReadContext()
 
 
 _current = _Current()
 
 
-def reading() -> Reading:
+def read_context() -> ReadContext:
     """The context in which this thread reads."""
     return _current.context
 
 
-class reading_as:  # noqa: N801
+class use_read_context:  # noqa: N801
     """Within it, this thread reads in the given context."""
 
     __slots__ = ("_before", "_context")
 
-    def __init__(self, context: Reading) -> None:
+    def __init__(self, context: ReadContext) -> None:
         self._context = context
 
-    def __enter__(self) -> Reading:
+    def __enter__(self) -> ReadContext:
         self._before, _current.context = _current.context, self._context
         return self._context
 
@@ -240,13 +231,13 @@ class reading_as:  # noqa: N801
 
 def at_element(stage: str, rows: Any, lane: int, run: Callable[[], Any]) -> Any:
     """What `run()` returns for an element of a stage; what stands in for it if it raises."""
-    here = reading()
+    here = read_context()
     before = here.stage, here.rows, here.lane
     here.stage, here.rows, here.lane = stage, rows, lane
     here.since = time.monotonic()
     try:
-        if here.doomed:
-            here.check_doomed()
+        if here.known_to_hang:
+            here.check_known_to_hang()
         return run()
     except Exception as error:
         return here.failed(error)
@@ -256,10 +247,10 @@ def at_element(stage: str, rows: Any, lane: int, run: Callable[[], Any]) -> Any:
 
 def for_each(rows: Any, run: Callable[[int], Any], n: int) -> list[Any]:
     """`[run(lane) for lane in range(n)]`, with the help of other threads."""
-    size = max(1, -(-n // max(1, 2 * reading().hands)))
+    size = max(1, -(-n // max(1, 2 * read_context().helpers)))
 
     def some(lanes: range) -> list[Any]:
-        here, found = reading(), []
+        here, found = read_context(), []
         before, here.top = here.top, rows
         try:
             for lane in lanes:
@@ -270,4 +261,4 @@ def for_each(rows: Any, run: Callable[[int], Any], n: int) -> list[Any]:
         return found
 
     parts = [range(begin, min(begin + size, n)) for begin in range(0, n, size)]
-    return [value for found in reading().spread(parts, some) for value in found]
+    return [value for found in read_context().spread(parts, some) for value in found]

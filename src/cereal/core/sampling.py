@@ -12,14 +12,14 @@ from .errors import PipelineError
 from .identity import Identity
 from .lane_permutation import permute_lanes
 from .mixing import MOST_SLOTS_IN_EPOCH, Mixing, Phase, make_mixing
-from .numbers import as_whole
+from .numbers import as_count
 from .ordering import Order, Visit, digest_of
 from .pytree import pytree_dataclass, set_fields, static_field
 from .race import finish_order, slowness_of
 from .search import count_up_to, look_up
 from .threefry import DRAW, MIX, key_for, threefry
 from .transfer import sent
-from .wide import high_word
+from .wide import high_word, plus
 
 MOST_DRAWS = MOST_SLOTS_IN_EPOCH - 1
 
@@ -51,8 +51,8 @@ class Bootstrap(Order):
         first, second = _draws(key, epochs, column, position)
         size = np.uint32(n)
         low = first * size
-        carried = (low + high_word(second, size) < low).astype(np.uint32)
-        return Visit(high_word(first, size) + carried, draw=position.astype(np.uint32))
+        index = plus(high_word(first, size), low, high_word(second, size))[0]
+        return Visit(index, draw=position.astype(np.uint32))
 
 
 @pytree_dataclass
@@ -252,13 +252,10 @@ def _how_to_integers(values: np.ndarray) -> str:
 
 
 def _draw_count(length: Any, most: int | None, owner: str) -> int:
-    number, upto = as_whole(length), MOST_DRAWS if most is None else most
-    if number is None or not 1 <= number <= upto:
-        why = "" if most is None else ", as many as can be drawn without replacement"
-        raise PipelineError(
-            f"{owner}: `length` must be an integer from 1 to {upto}{why}, got {length!r}."
-        )
-    return number
+    if most is None:
+        return as_count(length, "length", owner, most=MOST_DRAWS)
+    hint = "no more can be drawn without replacement"
+    return as_count(length, "length", owner, most=most, hint=hint)
 
 
 def _sized(order: WeightedSampling | ClassBalanced, name: str, n: int, owner: str) -> Order:

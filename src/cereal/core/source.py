@@ -127,5 +127,14 @@ class Source(ABC, Generic[T_co]):
         return self.next_many(state, n)
 
 
+def check_source(source: Any, label: str) -> None:
+    """Refuses what is no source, where a transform of this `label` is called with it."""
+    if not isinstance(source, Source):
+        raise PipelineError(
+            f"{label} must be called with a source, got {type(source).__name__}; write "
+            f"`{label.partition('(')[0]}(...)(source)`."
+        )
+
+
 def _has_fields(base: type) -> bool:
     return "__dataclass_fields__" in vars(base)

@@ -62,8 +62,7 @@ class Spec:
 
 def spec_of(array: Any, drop_axes: int = 0) -> jax.ShapeDtypeStruct:
     """The spec of an array, without its first `drop_axes` axes."""
-    dtype = canonical(array.dtype) if isinstance(array.dtype, np.dtype) else array.dtype
-    return jax.ShapeDtypeStruct(array.shape[drop_axes:], dtype)
+    return jax.ShapeDtypeStruct(array.shape[drop_axes:], canonical(array.dtype))
 
 
 def named_places(tree: Any, name: str, is_leaf: Any = None) -> list[tuple[str, Any]]:

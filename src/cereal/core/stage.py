@@ -9,13 +9,12 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from .elsewhere import refuse_elsewhere
-from .errors import PipelineError
 from .pipeline import attach
 from .placed import CompiledStage
 from .positional import Positional
 from .promise import infer_spec
 from .pytree import said
-from .source import Source
+from .source import Source, check_source
 from .spec import Spec
 from .stream_stages import StreamStage
 from .traits import StageTraits
@@ -75,18 +74,9 @@ class Stage(Transform[A, B]):
         return before
 
     def __call__(self, source: Source[A]) -> Source[B]:
-        check_source(source, self)
+        check_source(source, self._label)
         traits = source.traits
         stage, spec = infer_spec(self, source)
         if not isinstance(source, Positional):
             return StreamStage(source, stage, spec)
         return attach(source, CompiledStage(stage, spec, traits.lanes, traits.random_stages))
-
-
-def check_source(source: Any, transform: Transform[Any, Any]) -> None:
-    """Refuses what is no source, where a transform is called with it."""
-    if not isinstance(source, Source):
-        raise PipelineError(
-            f"{transform._label} must be called with a source, got {type(source).__name__}; write "
-            f"`{type(transform).__name__}(...)(source)`."
-        )

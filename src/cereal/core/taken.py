@@ -20,7 +20,7 @@ import numpy as np
 from .errors import PipelineError
 from .fitting import canonical, check_fits, check_number, fitting, narrowed
 from .pytree import said
-from .reading import SKIPPED, Reading, at_element, for_each, reading, reading_as
+from .reading import SKIPPED, ReadContext, at_element, for_each, read_context, use_read_context
 from .spec import Spec, format_spec, is_numeric, named_places
 
 OBJECT = np.dtype(object)
@@ -30,7 +30,7 @@ _NUMBERS = (bool, int, float, complex)
 _LOOKED_AT = (int, float, np.integer, list)  # what `as_array` refuses if it does not fit
 
 
-class Taken:
+class ElementBatch:
     """What Python reads for some rows: arrays that hold all of them, or one after another.
 
     Elements are read when they are asked for, each through all stages before the next one: so one
@@ -55,7 +55,7 @@ class Taken:
             return self._one(lane)
         return jax.tree.map(lambda x: x[lane], self.stacked)
 
-    def mapped(self, stage: str, rows: Any, fn: Callable[[Any, int], Any]) -> Taken:
+    def mapped(self, stage: str, rows: Any, fn: Callable[[Any, int], Any]) -> ElementBatch:
         """`fn(element, lane)` of every element that is there."""
 
         def one(lane: int) -> Any:
@@ -64,22 +64,22 @@ class Taken:
                 return SKIPPED
             return at_element(stage, rows, lane, lambda: fn(value, lane))
 
-        return Taken(self.n, one=one)
+        return ElementBatch(self.n, one=one)
 
-    def listed(self, rows: Any) -> Taken:
+    def listed(self, rows: Any) -> ElementBatch:
         """The same, with all elements in memory."""
         values = for_each(rows, self.element, self.n)
         keep = _kept(values)
-        return Taken(self.n, one=values.__getitem__, keep=keep)
+        return ElementBatch(self.n, one=values.__getitem__, keep=keep)
 
-    def stack(self, spec: Spec, stage: str, rows: Any, filler: Callable[[], Any]) -> Taken:
+    def stack(self, spec: Spec, stage: str, rows: Any, filler: Callable[[], Any]) -> ElementBatch:
         """The same as arrays, each element checked against the spec.
 
         Where an element was left out, `filler` stands: one that is always valid input.
         """
         if self.is_stacked:
             return self if self.keep is None else self._filled(self.stacked, self.keep, filler)
-        out = [reading().empty((self.n, *s.shape), s.dtype) for s in spec.leaves]
+        out = [read_context().empty((self.n, *s.shape), s.dtype) for s in spec.leaves]
 
         def write(lane: int, value: Any) -> None:
             for room, leaf in zip(out, _writable(value, spec), strict=True):
@@ -100,17 +100,19 @@ class Taken:
         keep = _kept(for_each(rows, put, self.n))
         return self._filled(jax.tree.unflatten(spec.structure, out), keep, filler)
 
-    def _filled(self, stacked: Any, keep: np.ndarray | None, filler: Callable[[], Any]) -> Taken:
+    def _filled(
+        self, stacked: Any, keep: np.ndarray | None, filler: Callable[[], Any]
+    ) -> ElementBatch:
         if keep is not None and not keep.all():
             rooms, first = jax.tree.leaves(stacked), int(np.argmax(keep))
             try:
-                with reading_as(Reading()):
+                with use_read_context(ReadContext()):
                     values: Any = leaves_of(filler(), Spec(jax.tree.map(lambda x: x[0], stacked)))
             except Exception:  # it cannot be read, or has another shape: an element of the batch
                 values = [room[first] if keep[first] else 0 for room in rooms]
             for room, value in zip(rooms, values, strict=True):
                 room[~keep] = value
-        return Taken(self.n, stacked=stacked, keep=keep)
+        return ElementBatch(self.n, stacked=stacked, keep=keep)
 
 
 def _kept(values: list[Any]) -> np.ndarray | None:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .compiled import Latest
-from .held import Held
+from .held import Opaque
 from .library import is_library
 from .meaning import trace, tracing_context
 from .node_proof import proof_of_node
@@ -83,11 +83,11 @@ def _carriers(source: Any) -> list[Any]:
     if source.traits.host:
         return [x for x in found if hasattr(x, "_read") and not x.traits.host]
     callbacks = set(map(id, source.traits.callbacks))
-    return [x for x in found if not (isinstance(x, Held) and id(x.fixed) in callbacks)]
+    return [x for x in found if not (isinstance(x, Opaque) and id(x.fixed) in callbacks)]
 
 
 def _is_carrier(node: Any) -> bool:
-    if not isinstance(node, Held):
+    if not isinstance(node, Opaque):
         return is_numbered(node)
     return is_numbered(node) and (callable(node.value) or not is_library(type(node.value)))
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from ..core.atomic import as_usual
 from ..core.errors import DatasetError
+from ..core.foreign_errors import has_wrong_hash, timed_out
 from ..core.paths import as_path
 from .record import RemoteFile
 
@@ -179,14 +180,17 @@ def _in_short(error: Exception) -> str:
         return "the proxy does not answer"
     if isinstance(error, exceptions.SSLError):
         return f"no secure connection ({error!s:.120})"
-    if isinstance(error, exceptions.Timeout) or "timed out" in str(error):
+    if isinstance(error, exceptions.Timeout) or timed_out(error):
         return f"no answer in {TIMEOUT:g} s"
     known = {  # the last is a base class of others
         exceptions.ChunkedEncodingError: "the connection broke off",
         exceptions.ContentDecodingError: "what came cannot be unpacked",
         exceptions.ConnectionError: "no connection",
     }
-    return next((text for kind, text in known.items() if isinstance(error, kind)), str(error))
+    otherwise = (
+        "a file came whose hash is not the right one" if has_wrong_hash(error) else str(error)
+    )
+    return next((text for kind, text in known.items() if isinstance(error, kind)), otherwise)
 
 
 def cannot_write(path: Path, error: OSError, damage: str | None = None) -> DatasetError:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ..core.array_trees import array_leaves, leaves_of_tree, refuse_no_data
-from ..core.errors import PipelineError
+from ..core.capture import is_traced
+from ..core.errors import PipelineError, first_line
 from ..core.fitting import check_fits
 from ..core.taken import is_leaf
 from ..core.transfer import sent
@@ -42,7 +42,7 @@ def as_device(device: Any, owner: str) -> Any:
 
 def settle(array: Any) -> Any:
     """An array as a source of its rows keeps it; on the CPU, narrow integers as 32-bit words."""
-    if not isinstance(array, jax.core.Tracer) and jax.default_backend() == "cpu":
+    if not is_traced(array) and jax.default_backend() == "cpu":
         array = _native(array)
         if worth_packing(array):
             return pack(array)
@@ -57,7 +57,7 @@ def place_array(array: Any) -> Any:
     memory while the default device is another goes to that device's pinned host memory, so that
     compiled code can read it and only batches travel.
     """
-    if isinstance(array, jax.core.Tracer):
+    if is_traced(array):
         return array
     array = _native(array)
     if not isinstance(array, jax.Array):
@@ -136,9 +136,8 @@ def _arrays_of(dataset: Any, owner: str) -> Any:
     try:
         return jax.tree.map(lambda *leaves: np.stack(leaves), *elements, is_leaf=is_leaf)
     except ValueError as error:
-        reason = str(error).strip().partition("\n")[0]
         raise PipelineError(
-            f"{owner}: the elements do not stack into arrays ({reason}); they must all have one "
-            f"structure and one shape. (A list is a list of elements; for whole arrays write a "
-            f"tuple or a dict of them.)"
+            f"{owner}: the elements do not stack into arrays ({first_line(error)}); they must all "
+            f"have one structure and one shape. (A list is a list of elements; for whole arrays "
+            f"write a tuple or a dict of them.)"
         ) from error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from jax.sharding import Sharding
 
+from ..core.array_trees import refuse_running
 from ..core.elsewhere import INIT_KEY
 from ..core.errors import PipelineError, UsageError
 from ..core.host_data import HostFunction
@@ -16,7 +17,6 @@ from ..core.positional import Positional
 from ..core.pytree import is_pytree
 from ..core.source import Source
 from ..core.stage import Transform
-from ..core.state import PipelineState
 from ..core.taken import check_arrays
 from ..sources.dataset import as_source, is_dataset
 from ..transforms.host_filter import HostFilterTransform
@@ -34,7 +34,7 @@ def compose(pipeline: Any) -> Source[Any]:
             f"the pipeline is the transform {pipeline._label} and has no source; write "
             f"`DataLoader([source, {pipeline._label}])`."
         )
-    _refuse_running(pipeline, "the pipeline")
+    refuse_running(pipeline, "the pipeline")
     if not isinstance(pipeline, Sequence) or isinstance(pipeline, str):
         data = "dataset" if is_dataset(pipeline) else "ArraySampleSource(data)"
         raise PipelineError(
@@ -97,28 +97,9 @@ def _first(stage: Any) -> Source[Any]:
     )
 
 
-def _refuse_running(stage: Any, where: str) -> None:
-    """Loaders, their iterators and states are no data, though JAX sees arrays in them."""
-    if hasattr(stage, "next_batch") and hasattr(stage, "scan_epoch"):
-        raise PipelineError(
-            f"{where} is a DataLoader, which is the end of a pipeline and not data; write all "
-            f"stages into one list, or go on from its pipeline: `DataLoader([loader.source, ...])`."
-        )
-    if isinstance(stage, Iterator) and hasattr(stage, "state"):
-        raise PipelineError(
-            f"{where} is an iterator over the batches of a loader; write the stages into one "
-            f"list, or go on from its pipeline: `DataLoader([loader.source, ...])`."
-        )
-    if _is_state(stage):
-        raise PipelineError(
-            f"{where} is {_article(type(stage).__name__)}, a position and not data; pass it to "
-            f"`loader.iterate(state)` or `loader.next_batch(state)`."
-        )
-
-
 def _refuse_pipelines(stage: Any, where: str) -> None:
     """The same for what a tree begins with: trees of data may be long."""
-    _refuse_running(stage, where)
+    refuse_running(stage, where)
     first = _first_part(stage)
     if isinstance(first, Source):
         raise PipelineError(
@@ -127,17 +108,6 @@ def _refuse_pipelines(stage: Any, where: str) -> None:
         )
     if first is not None:
         _refuse_pipelines(first, f"the first part of {where}")
-
-
-def _is_state(value: Any) -> bool:
-    """Whether it is a state of one of our sources: those of streams have classes of their own."""
-    cls = type(value)
-    ours = cls.__module__.partition(".")[0] == "cereal" and cls.__name__.endswith("State")
-    return isinstance(value, PipelineState) or ours
-
-
-def _article(name: str) -> str:
-    return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
 
 
 def _first_part(stage: Any) -> Any:

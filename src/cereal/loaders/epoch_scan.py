@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..core.errors import UsageError
+from ..core.function import function_name
 from ..core.masked import note_unbatched
 from ..core.placement import placed
 from ..core.position import Remainder
@@ -56,7 +57,7 @@ def _check_three(fn: Any, name: str, arguments: str, write: str) -> None:
         if isinstance(fn, types.FunctionType):
             _take_three.add(fn)
     except TypeError as error:
-        called = getattr(fn, "__name__", type(fn).__name__)
+        called = function_name(fn)
         raise UsageError(
             f"`{name}` is called with {arguments}, which `{called}{inspect.signature(fn)}` does "
             f"not take; {write}."

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-import jax
-
-from ..core.capture import is_traced, staging
+from ..core.capture import any_traced, staging
 from ..core.errors import UsageError
 from ..core.positional import Positional
 from ..core.source import Source
@@ -39,7 +37,7 @@ def iterator_over(
 
 def refuse_traced(arguments: Any) -> None:
     """A Python loop cannot be recorded into a program."""
-    if any(map(is_traced, jax.tree.leaves(arguments))) or staging():
+    if any_traced(arguments) or staging():
         raise UsageError(
             "`iterate` is a Python loop and cannot run inside a traced function; there write "
             "`loader.scan_epoch(state, carry, body_fn)` or `loader.next_batch(state)`."

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.capture import eager
 from ..core.errors import PipelineError, UsageError
-from ..core.numbers import as_whole
+from ..core.numbers import as_optional_count
 from ..monitor.sheet.captions import as_names, captions
 from ..monitor.sheet.contact_sheet import ContactSheet, checked_path, contact_sheet, pillow
 from ..monitor.sheet.contents import Contents, describe, find_contents
@@ -82,9 +82,10 @@ def preview(
         )
     pillow()
     target = None if path is None else checked_path(path)
-    columns, scale = _whole("columns", columns, 1), _positive(scale)
+    columns, scale = _count(columns, "columns", 1), _positive(scale)
     names = as_names(classes)
-    some = preview_elements(data, _whole("count", count, 1), state, key, _whole("step", step, 0))
+    count, step = _count(count, "count", 1), _count(step, "step", 0)
+    some = preview_elements(data, count, state, key, step)
     contents = find_contents(
         some.columns,
         image_key=image_key,
@@ -142,13 +143,8 @@ def _image(array: Any, name: str, place: int) -> Any:
     return image
 
 
-def _whole(name: str, value: Any, least: int) -> int | None:
-    number = None if value is None else as_whole(value)
-    if value is not None and (number is None or number < least):
-        raise UsageError(
-            f"preview: `{name}` must be an integer of at least {least}, got {value!r}."
-        )
-    return number
+def _count(value: Any, name: str, least: int) -> int | None:
+    return as_optional_count(value, name, "preview", least, error=UsageError)
 
 
 def _positive(scale: Any) -> float | None:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.errors import PipelineError
-from ..core.held import Held, hold
+from ..core.held import Opaque, hold
 from ..core.pytree import pytree_dataclass, set_fields
 from .environment import Step
 
@@ -25,7 +25,7 @@ from .environment import Step
 class Adapter:
     """It holds one environment of another library."""
 
-    held: Held
+    held: Opaque
 
     @property
     def env(self) -> Any:
@@ -83,7 +83,7 @@ class BraxEnvironment(Adapter):
     `metrics` and what Brax keeps in the `info` of a state: `steps`, `episode_metrics`.
     """
 
-    held: Held
+    held: Opaque
 
     def __init__(self, env: Any) -> None:
         refused = {
@@ -130,7 +130,7 @@ class JumanjiEnvironment(Adapter):
     named tuples of Jumanji, rewards are one number or one per agent, `extras` become `info`.
     """
 
-    held: Held
+    held: Opaque
 
     def __init__(self, env: Any) -> None:
         many = f"{_MANY}pass the environment inside it, and `num_envs=` to the source"
@@ -197,13 +197,13 @@ class NavixEnvironment(Adapter):
     action. Here the rollout resets, so that each step is one of an episode.
     """
 
-    held: Held
+    held: Opaque
 
     def __init__(self, env: Any) -> None:
         names = ("reset", "step", "action_space")
         _check(env, "NavixEnvironment", "navix.make(name)", names)
         has_leaves = bool(jax.tree.leaves(env)) and jax.tree.leaves(env)[0] is not env
-        set_fields(self, held=Held(env) if has_leaves else Held(None, _ById(env)))
+        set_fields(self, held=Opaque(env) if has_leaves else Opaque(None, _ById(env)))
 
     @property
     def env(self) -> Any:

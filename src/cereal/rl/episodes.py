@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from ..core.errors import PipelineError, UsageError
 from ..core.positional import Positional
 from ..core.pytree import pytree_dataclass, static_field
-from ..core.source import Mask, Source
+from ..core.source import Mask, Source, check_source
 from ..core.spec import Spec, format_spec
 from ..core.stage import Transform
 from ..core.stream_stages import StreamWrapper
@@ -46,11 +46,7 @@ class EpisodeStatisticsTransform(Transform[Any, Any]):
     """
 
     def __call__(self, source: Source[Any]) -> Source[Any]:
-        if not isinstance(source, Source):
-            raise PipelineError(
-                f"{self._label} must be called with a source, got {type(source).__name__}; write "
-                f"`{self._label}()(source)`."
-            )
+        check_source(source, self._label)
         if isinstance(source, Positional):
             raise PipelineError(
                 f"{self._label} carries sums from step to step, and {source._label} is an indexed "

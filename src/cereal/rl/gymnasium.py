@@ -26,8 +26,9 @@ from jax.experimental import io_callback
 
 from ..core.callback import as_numpy, guarded, poison
 from ..core.device_count import device_count_of_program
-from ..core.errors import PipelineError, StateError, UsageError
+from ..core.errors import PipelineError, StateError, UsageError, in_one_line
 from ..core.fitting import canonical, narrowed
+from ..core.foreign_errors import ran_inside_program
 from ..core.host_data import HostData, living
 from ..core.spec import Spec, format_spec
 from .environment import Step
@@ -180,14 +181,13 @@ class GymnasiumEnvironments(HostData):
         return jax.tree.map(lambda x: x[0], tree) if self.num_envs == 1 else tree
 
     def _failed(self, error: BaseException, where: str) -> None:
-        first = str(error).strip().partition("\n")[0]
-        self._failure = f"{where} failed with {type(error).__name__}: {first}"
+        self._failure = f"{where} failed with {in_one_line(error)}"
         error.add_note(
             f"raised in {where} of {self.name}, whose observations are "
             f"{format_spec(self.observation.tree)} and whose actions are "
             f"{format_spec(self.action.tree)}, per environment"
         )
-        if isinstance(error, RuntimeError) and "no_execution" in first:
+        if ran_inside_program(error):
             error.add_note(
                 "an environment that computes with JAX cannot run inside of a compiled program; "
                 "write it as a `cereal.rl.Environment` for a RolloutSource."
@@ -311,7 +311,7 @@ def spec_of_space(space: Any, what: str, name: str) -> Any:
     if parts is not None:
         each = enumerate(parts)
         return tuple(spec_of_space(part, f"{what} at {i}", name) for i, part in each)
-    return jax.ShapeDtypeStruct(space.shape, jax.dtypes.canonicalize_dtype(space.dtype))
+    return jax.ShapeDtypeStruct(space.shape, canonical(space.dtype))
 
 
 def _as_action(space: Any, found: np.ndarray) -> np.ndarray:

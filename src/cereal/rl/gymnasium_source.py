@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from ..core.callback import raising
 from ..core.capture import eager
-from ..core.errors import PipelineError
+from ..core.errors import PipelineError, in_one_line
 from ..core.extras import needs
 from ..core.function import function_name
-from ..core.numbers import as_count
+from ..core.numbers import as_optional_count
 from ..core.pytree import pytree_dataclass
 from ..core.source import Mask
 from ..core.traits import Traits
@@ -125,7 +125,7 @@ def _went_on(state: RolloutState) -> Any:
 
 def _environments(envs: Any, num_envs: Any) -> GymnasiumEnvironments:
     gymnasium = needs("gymnasium", "rl", _OWNER)
-    count = None if num_envs is None else as_count(num_envs, "num_envs", _OWNER)
+    count = as_optional_count(num_envs, "num_envs", _OWNER)
     if isinstance(envs, gymnasium.vector.VectorEnv):
         if count not in (None, envs.num_envs):
             raise PipelineError(
@@ -173,10 +173,7 @@ def _made(gymnasium: Any, make_one: Callable[[], Any], name: str, others: list[A
     try:
         env = make_one()
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        raise PipelineError(
-            f"{_OWNER}: {name} could not be made: {type(error).__name__}: {first}"
-        ) from error
+        raise PipelineError(f"{_OWNER}: {name} could not be made: {in_one_line(error)}") from error
     if not isinstance(env, gymnasium.Env):
         raise PipelineError(
             f"{_OWNER}: the function {name} must make one `gymnasium.Env`, made "

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
-from ..core.held import Held, hold
+from ..core.fitting import canonical
+from ..core.held import Opaque, hold
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import format_spec
 from .adapters import Adapter
@@ -51,7 +52,7 @@ class GymnaxEnvironment(Adapter):
     next episode.
     """
 
-    held: Held
+    held: Opaque
     params: Any
     with_params: bool = static_field()
 
@@ -179,7 +180,7 @@ def _spec_of(space: Any) -> jax.ShapeDtypeStruct | None:
     if not isinstance(shape, tuple | list) or dtype is None:
         return None
     # gymnasium counts in int64, which JAX has only if asked
-    return jax.ShapeDtypeStruct(tuple(map(int, shape)), jax.dtypes.canonicalize_dtype(dtype))
+    return jax.ShapeDtypeStruct(tuple(map(int, shape)), canonical(dtype))
 
 
 def _as_arrays(params: Any) -> Any:

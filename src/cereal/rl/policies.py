@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core.errors import PipelineError
+from ..core.errors import PipelineError, first_line
 from ..core.function import Function, as_function, function_name
 from ..core.spec import Spec, format_spec, is_array_like
 
@@ -95,11 +95,10 @@ def as_axes(axes: Any, template: Spec, num_envs: int, owner: str) -> Axes:
     try:
         jax.tree.map(fill, axes, template.tree, is_leaf=lambda x: x is None)
     except (ValueError, TypeError) as error:
-        first = str(error).partition("\n")[0]
         raise PipelineError(
             f"{owner}: `policy_state_axes` must be None, 0, or a tree like the policy state "
             f"{template} with 0 for what each environment has for itself and None for what they "
-            f"share, got {axes!r:.80} ({first})."
+            f"share, got {axes!r:.80} ({first_line(error)})."
         ) from error
     paths = jax.tree_util.tree_flatten_with_path(template.tree)[0]
     for (path, leaf), axis in zip(paths, found, strict=True):

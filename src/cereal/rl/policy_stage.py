@@ -10,12 +10,12 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 
-from ..core.errors import CerealError, PipelineError, UsageError
+from ..core.errors import CerealError, PipelineError, UsageError, in_one_line
 from ..core.policy import PolicySlot, find_slot
 from ..core.positional import Positional
 from ..core.promise import as_built
 from ..core.pytree import pytree_dataclass, static_field
-from ..core.source import Mask, Source
+from ..core.source import Mask, Source, check_source
 from ..core.spec import Spec, format_spec
 from ..core.stream_stages import StreamWrapper
 from ..core.traits import Traits
@@ -68,11 +68,7 @@ class PolicyStage(StreamWrapper[T_co]):
 
 def policy_stage(stage: UsesPolicy, source: Source[Any]) -> Source[Any]:
     """The source with the stage around it, or an error if no policy is below."""
-    if not isinstance(source, Source):
-        raise PipelineError(
-            f"{stage._label} must be called with a source, got {type(source).__name__}; write "
-            f"`stage(source)`."
-        )
+    check_source(source, stage._label)
     slot = _slot_below(stage, source)
     mask = jax.ShapeDtypeStruct(source.traits.lanes, bool)
     spec = source.element_spec()
@@ -88,10 +84,9 @@ def policy_stage(stage: UsesPolicy, source: Source[Any]) -> Source[Any]:
     except CerealError:
         raise
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
         raise PipelineError(
             f"{stage._label} failed on {format_spec(spec)} and the policy state {slot.spec}: "
-            f"{type(error).__name__}: {first}"
+            f"{in_one_line(error)}"
         ) from error
     return PolicyStage(source, stage, Spec(made))
 

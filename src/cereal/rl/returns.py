@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..core.capture import is_traced
 from ..core.errors import PipelineError, UsageError
 from ..core.numbers import as_count
 from ..core.spec import at_least_float32, format_spec
@@ -287,7 +287,7 @@ def as_fraction(value: Any, name: str, owner: str) -> Any:
             raise PipelineError(
                 f"{wrong}{format_spec(value)}; for many at once, `jax.vmap` over `{name}`."
             )
-        if isinstance(value, jax.core.Tracer):
+        if is_traced(value):
             return value
     elif np.shape(value) or np.asarray(value).dtype.kind not in "iuf":
         raise PipelineError(f"{wrong}{type(value).__name__} ({value!r:.60}).")

@@ -22,8 +22,9 @@ from ..core.capture import eager
 from ..core.compiled import TracedAgain
 from ..core.errors import PipelineError, StateError
 from ..core.execute import many_steps
+from ..core.foreign_errors import maps_what_is_shared
 from ..core.function import Function
-from ..core.held import Held, hold
+from ..core.held import Opaque, hold
 from ..core.numbers import as_count
 from ..core.policy import PolicySlot, empty_slot, get_policy_state, set_policy_state
 from ..core.pytree import pytree_dataclass, set_copy, set_fields, static_field
@@ -32,6 +33,7 @@ from ..core.spec import Spec, strong
 from ..core.state import key_words
 from ..core.stream_stages import CompiledStream
 from ..core.threefry import ROLLOUT, key_for, threefry
+from ..core.wide import plus
 from .environment import Environment, Step
 from .policies import Axes, as_axes, as_policy, as_template, over_environments
 from .returns import aligned
@@ -68,7 +70,7 @@ class RolloutSource(CompiledStream[Transition]):
     whole program.
     """
 
-    env: Held
+    env: Opaque
     policy: Function
     template: Spec = static_field()
     steps_per_epoch: int = static_field()
@@ -136,7 +138,7 @@ class RolloutSource(CompiledStream[Transition]):
         try:
             return Spec(jax.eval_shape(self._step, state)[0])
         except ValueError as error:
-            if "vmap" not in str(error) and "out_axes" not in str(error):
+            if not maps_what_is_shared(error):
                 raise
             raise PipelineError(
                 f"{owner}: the policy gives each of the {self.num_envs} environments a policy "
@@ -229,9 +231,7 @@ class RolloutSource(CompiledStream[Transition]):
 
     def _after(self, state: RolloutState, moving: _Moving, done: Any, n: int) -> RolloutState:
         slot = PolicySlot(moving.policy_state, state.policy.spec, True)
-        low = state.steps[1] + jnp.uint32(n)
-        high = state.steps[0] + (low < state.steps[1]).astype(jnp.uint32)
-        steps = jnp.stack([high, low])
+        steps = jnp.stack(plus(state.steps[0], state.steps[1], jnp.uint32(n)))
         return RolloutState(moving.environment, moving.observation, done, slot, state.keys, steps)
 
     def _begun_again(self, done: Any, keys: Any, going: Any) -> Any:
@@ -269,8 +269,7 @@ class RolloutSource(CompiledStream[Transition]):
 
     def _draw(self, keys: Any, steps: Any, n: int, purposes: tuple[int, ...]) -> Any:
         """The words of keys [n, (environments,) purposes, 2] for the next n steps."""
-        low = steps[1] + jnp.arange(n, dtype=jnp.uint32)
-        high = steps[0] + (low < steps[1]).astype(jnp.uint32)
+        high, low = plus(steps[0], steps[1], jnp.arange(n, dtype=jnp.uint32))
         tagged = (high << 2)[:, None] | jnp.asarray(purposes, jnp.uint32)
 
         def of_one(key: Any) -> Any:

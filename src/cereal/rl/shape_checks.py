@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core.errors import CerealError, PipelineError
+from ..core.errors import CerealError, PipelineError, in_one_line
+from ..core.inner_functions import inner_programs
 from ..core.spec import Spec, format_spec, is_array_like
 from .environment import Step
 
@@ -28,8 +29,7 @@ def shapes_of(what: str, fn: Any, *args: Any) -> Any:
     except CerealError:
         raise
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        raise PipelineError(f"{what} failed: {type(error).__name__}: {first}") from error
+        raise PipelineError(f"{what} failed: {in_one_line(error)}") from error
 
 
 def _as_array(leaf: Any) -> Any:
@@ -109,13 +109,8 @@ def has_long_reset(env: Any) -> bool:
 
 
 def _operations(program: Any) -> int:
-    inside = (
-        getattr(part, "jaxpr", part)
-        for equation in program.eqns
-        for value in equation.params.values()
-        for part in (value if isinstance(value, tuple | list) else (value,))
-    )
-    return len(program.eqns) + sum(_operations(p) for p in inside if hasattr(p, "eqns"))
+    inside = (inner for equation in program.eqns for inner in inner_programs(equation))
+    return len(program.eqns) + sum(map(_operations, inside))
 
 
 def _check_action(action: Any, env: Any, what: str) -> None:

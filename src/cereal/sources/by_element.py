@@ -10,7 +10,7 @@ from ..core.host_data import HostData
 from ..core.reading import at_element
 from ..core.rows import Rows
 from ..core.spec import Spec
-from ..core.taken import Taken
+from ..core.taken import ElementBatch
 from ..core.traits import Traits
 
 T_co = TypeVar("T_co", covariant=True)
@@ -33,7 +33,7 @@ class ByElement(HostIndexed[T_co]):
     def element_spec(self) -> Any:
         return self.spec.tree
 
-    def _produce(self, rows: Rows) -> Taken:
+    def _produce(self, rows: Rows) -> ElementBatch:
         return self.data.read(self._label, rows)
 
     def _sample(self) -> Any:
@@ -58,7 +58,7 @@ class ElementData(HostData):
     def one(self, *at: int) -> Any:
         """The element at an index; if it is `by_epoch`, at an index and an epoch."""
 
-    def read(self, label: str, rows: Rows) -> Taken:
+    def read(self, label: str, rows: Rows) -> ElementBatch:
         indices, read = rows.index.tolist(), self.one
 
         def one(lane: int) -> Any:
@@ -69,4 +69,4 @@ class ElementData(HostData):
         def one_in_epoch(lane: int) -> Any:
             return at_element(label, rows, lane, lambda: read(indices[lane], epochs[lane]))
 
-        return Taken(len(indices), one=one_in_epoch if self.by_epoch else one)
+        return ElementBatch(len(indices), one=one_in_epoch if self.by_epoch else one)

@@ -13,16 +13,16 @@ from ..core.array_trees import array_leaves, is_frame, leaves_of_tree, refuse_no
 from ..core.errors import PipelineError
 from ..core.host import one_by_one
 from ..core.ordering import Order, Sequential, as_order
-from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.reading import reading
+from ..core.reading import read_context
 from ..core.rows import Rows
 from ..core.spec import Spec, is_array_like
-from ..core.taken import Taken, spec_of_element
+from ..core.taken import ElementBatch, spec_of_element
 from ..core.traits import Traits
 from .array import ArraySampleSource
 from .by_element import ByElement, ElementData
 from .grain_epochs import Epochs, epochs_of
+from .length import check_length
 from .memmap import MemmapSource
 
 _OWNER = "DatasetSource"
@@ -97,11 +97,7 @@ def _length(dataset: Any) -> int:
         raise PipelineError(
             f"{_OWNER}: the length of a {kind} is not known ({error}){hint}."
         ) from error
-    if n < 1 or n > MAX_HOST:
-        raise PipelineError(
-            f"{_OWNER}: the dataset has {n} elements; there must be at least one, and at most "
-            f"{MAX_HOST}."
-        )
+    check_length(n, "the dataset", _OWNER)
     return n
 
 
@@ -123,14 +119,14 @@ class _Dataset(ElementData):
     def one(self, index: int, epoch: int = 0) -> Any:  # type: ignore[override]
         return self.dataset[epoch * self._stride + index]
 
-    def read(self, label: str, rows: Rows) -> Taken:
+    def read(self, label: str, rows: Rows) -> ElementBatch:
         if self._many is None or self.by_epoch or len(rows.index) == 1:
             return super().read(label, rows)
-        many, indices, here = self._many, rows.index.tolist(), reading()
+        many, indices, here = self._many, rows.index.tolist(), read_context()
         try:
             with here.at(label, rows):
-                if here.doomed:
-                    here.check_doomed()
+                if here.known_to_hang:
+                    here.check_known_to_hang()
                 values = list(many(indices))
         except Exception as error:  # finds out which element it is
             return one_by_one(super().read(label, rows).element, len(indices), error)
@@ -139,7 +135,7 @@ class _Dataset(ElementData):
                 f"{label}: `__getitems__` was asked for {len(indices)} elements and gave "
                 f"{len(values)}; it must return a list of one element per index."
             )
-        return Taken(len(values), one=values.__getitem__)
+        return ElementBatch(len(values), one=values.__getitem__)
 
     def digest_of(self) -> Any:
         return self.dataset

@@ -9,12 +9,12 @@ from ..core.errors import PipelineError
 from ..core.function import arguments_taken, function_name
 from ..core.numbers import as_count
 from ..core.ordering import Order, Sequential, as_order
-from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import Spec, as_override
 from ..core.taken import spec_of_element
 from ..core.traits import Traits
 from .by_element import ByElement, ElementData
+from .length import check_length
 
 _OWNER = "DiskSampleSource"
 
@@ -57,10 +57,7 @@ class DiskSampleSource(ByElement[Any]):
         prefetch_size: int = 64,
     ) -> None:
         n = as_count(length, "length", _OWNER)
-        if n > MAX_HOST:
-            raise PipelineError(
-                f"{_OWNER}: {n} elements are more than can be counted ({MAX_HOST})."
-            )
+        check_length(n, "it", _OWNER)
         ahead = as_count(prefetch_size, "prefetch_size", _OWNER)
         if not callable(sample_fn):
             raise PipelineError(

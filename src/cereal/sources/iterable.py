@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ..core.errors import PipelineError
 from ..core.function import arguments_taken
-from ..core.numbers import as_whole
+from ..core.numbers import as_optional_count
 from ..core.ordering import Order, Sequential
 from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
@@ -65,9 +65,12 @@ class IterableSource(ByElement[Any]):
     def __init__(
         self, make_iterator: Callable[..., Iterable[Any]], *, length: int | None = None
     ) -> None:
-        n = None if length is None else as_whole(length)
-        if length is not None and (n is None or not 1 <= n < MAX_HOST):
-            raise PipelineError(f"{_OWNER}: `length` must be a positive integer, got {length!r}.")
+        n = as_optional_count(length, "length", _OWNER)
+        if n is not None and n >= MAX_HOST:
+            raise PipelineError(
+                f"{_OWNER}: `length` must be less than {MAX_HOST}, got {n}; leave it out if the "
+                f"data has no end."
+            )
         if not callable(make_iterator):
             raise PipelineError(
                 f"{_OWNER}: `make_iterator` must be a function that makes a new iterator, got "

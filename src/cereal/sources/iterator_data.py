@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import PipelineError
+from ..core.errors import PipelineError, in_one_line
 from ..core.function import function_name
 from ..core.reading import SKIPPED, Failed, annotate, at_element
 from ..core.rows import Rows
-from ..core.taken import Taken
+from ..core.taken import ElementBatch
 from ..core.transfer import to_device, to_host
 from .bookmark import BOOKMARK_BYTES, Bookmark, Run, packed, unpacked
 from .by_element import ElementData
@@ -134,9 +134,8 @@ class IteratorData(ElementData):
             raise PipelineError(f"{label}: the iterator gave no element at all.") from None
         except (Exception, _BrokenIterator) as error:
             cause = error.__cause__ if isinstance(error, _BrokenIterator) else error
-            message = str(cause).strip().partition("\n")[0]
             raise PipelineError(
-                f"{label} failed on its first element: {type(cause).__name__}: {message}"
+                f"{label} failed on its first element: {in_one_line(cause)}"
             ) from cause
         self._open.append(opened)
         self._kept[run, 0] = self.sample
@@ -164,7 +163,7 @@ class IteratorData(ElementData):
         """How many elements an epoch has, if its end was seen."""
         return self._ends.get(self._run(key, epoch))
 
-    def read(self, label: str, rows: Rows) -> Taken:
+    def read(self, label: str, rows: Rows) -> ElementBatch:
         values = []
         epochs, positions = rows.epoch.tolist(), rows.index.tolist()
         runs = {epoch: self._run(rows.key, epoch) for epoch in set(epochs)}
@@ -180,7 +179,7 @@ class IteratorData(ElementData):
                     self._peeked[at] = value
             self._mark(places[-1][0])
         keep = np.array([value is not SKIPPED for value in values])
-        return Taken(len(values), one=values.__getitem__, keep=keep)
+        return ElementBatch(len(values), one=values.__getitem__, keep=keep)
 
     def _element(self, at: tuple[Run, int]) -> Any:
         if at in self._kept:

@@ -18,7 +18,7 @@ from ..core.route import Route, Run
 from ..core.rows import Rows
 from ..core.source import Source
 from ..core.spec import Spec
-from ..core.taken import Taken
+from ..core.taken import ElementBatch
 from ..core.traits import Traits
 from .dataset import is_dataset
 from .members import OverMembers
@@ -69,7 +69,7 @@ class Routed(OverMembers[T_co]):
         below = self.store._fetch(rows.below.replaced(key=rows.key))
         return rows.replaced(below=below.lanes)
 
-    def _produce(self, rows: Rows) -> Taken:
+    def _produce(self, rows: Rows) -> ElementBatch:
         taken, valid = self.store._produce(rows.below.replaced(key=rows.key)), rows.below.valid
         if self.path.traits.masks and valid is not None:
             taken.keep = valid if taken.keep is None else taken.keep & valid

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.capture import is_traced
 from ..core.errors import PipelineError
 from ..core.identity import TRACED
 from ..core.ordering import Order, check_indices, digest_of, is_once, times_before
@@ -77,7 +77,7 @@ def _chosen(path: Route, where: Any) -> tuple[Route, str]:
         where = range(*where.indices(path.n))
     if isinstance(where, range):
         return _in_range(path, where)
-    if isinstance(where, jax.core.Tracer):  # inside jit: the values cannot be looked at
+    if is_traced(where):  # inside jit: the values cannot be looked at
         if where.ndim != 1 or not jnp.issubdtype(where.dtype, jnp.integer):
             raise PipelineError(
                 f"{_OWNER}: an array of indices must be one axis of integers, got "

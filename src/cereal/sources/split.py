@@ -7,14 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.capture import is_traced
 from ..core.errors import PipelineError
 from ..core.identity import TRACED
-from ..core.numbers import as_fractions, as_whole
+from ..core.numbers import as_count, as_fractions
 from ..core.ordering import digest_of
 from ..core.route import Route
 from ..core.source import Source
@@ -77,16 +76,18 @@ def kfold(
     >>> jax.vmap(total)(jnp.arange(3)).tolist()
     [[0, 1], [2, 3], [4, 5]]
     """
-    store, path = adopt(source, "kfold")
-    _check_once(source, "kfold")
-    n, k = path.n, _fold_count(k, path.n)
-    traced = isinstance(fold, jax.core.Tracer)
+    owner = "kfold"
+    store, path = adopt(source, owner)
+    _check_once(source, owner)
+    n = path.n
+    k = as_count(k, "k", owner, 2, n, hint=f"there are {n} elements")
+    traced = is_traced(fold)
     if traced and (fold.shape != () or not jnp.issubdtype(fold.dtype, jnp.integer)):
         raise PipelineError(
             f"kfold: `fold` must be an integer, got traced {fold.dtype}{list(fold.shape)}; write "
             f"`jax.vmap(run)(jnp.arange(k))`."
         )
-    number: Any = fold if traced else _fold_number(fold, k)
+    number: Any = fold if traced else as_count(fold, "fold", owner, 0, k - 1)
     if key is not None:
         path = _shuffled(path, key, 0, n)
     least, extra = divmod(n, k)
@@ -155,19 +156,3 @@ def _sizes(fractions: Any, n: int) -> list[int]:
         empty = given[sizes.index(0)]
         raise PipelineError(f"split: the fraction {empty:g} of {n} elements is none; raise it.")
     return sizes
-
-
-def _fold_count(k: Any, n: int) -> int:
-    count = as_whole(k)
-    if count is None or not 2 <= count <= n:
-        raise PipelineError(
-            f"kfold: `k` must be an integer from 2 to the number of elements, {n}, got {k!r}."
-        )
-    return count
-
-
-def _fold_number(fold: Any, k: int) -> int:
-    number = as_whole(fold)
-    if number is None or not 0 <= number < k:
-        raise PipelineError(f"kfold: `fold` must be an integer from 0 to {k - 1}, got {fold!r}.")
-    return number

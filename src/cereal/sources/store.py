@@ -29,10 +29,10 @@ from ..core.pipeline import IndexedPipeline, make_pipeline, parts_of
 from ..core.placed import CompiledStage
 from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.reading import reading
+from ..core.reading import read_context
 from ..core.rows import Rows
 from ..core.spec import Spec
-from ..core.taken import Taken
+from ..core.taken import ElementBatch
 from ..core.traits import Traits
 from .array import ArraySampleSource
 from .members import OverMembers
@@ -84,7 +84,7 @@ class Store(OverMembers[Any]):
             found = _select(here, (values, mask), found)
         return found
 
-    def _produce(self, rows: Rows) -> Taken:
+    def _produce(self, rows: Rows) -> ElementBatch:
         return produce_each(self._below(rows), self.starts, rows.index)
 
     def _untouched(self, rows: Rows) -> Any:
@@ -144,7 +144,7 @@ class HostBases(OverMembers[Any], HostIndexed[Any]):
     def element_spec(self) -> Any:
         return self.bases[0].element_spec()
 
-    def _produce(self, rows: Rows) -> Taken:
+    def _produce(self, rows: Rows) -> ElementBatch:
         each = []
         for number, (base, start) in enumerate(zip(self.bases, self.starts, strict=True)):
             index = np.clip(rows.index - start, 0, len(base) - 1)
@@ -155,7 +155,7 @@ class HostBases(OverMembers[Any], HostIndexed[Any]):
 
 def produce_each(
     each: Sequence[tuple[Any, Rows]], starts: tuple[int, ...], index: np.ndarray
-) -> Taken:
+) -> ElementBatch:
     """Each source produces its own of these rows; together again, in the order of the rows."""
     if len(each) == 1:
         return each[0][0]._produce(each[0][1])
@@ -181,16 +181,16 @@ def produce_each(
             taken, at = where[lane]
             return taken.element(at)
 
-        return Taken(len(index), one=one, keep=keep)
+        return ElementBatch(len(index), one=one, keep=keep)
 
     def joined(*columns: np.ndarray) -> np.ndarray:
-        out = reading().empty((len(index), *columns[0].shape[1:]), columns[0].dtype)
+        out = read_context().empty((len(index), *columns[0].shape[1:]), columns[0].dtype)
         for (lanes, _), column in zip(found, columns, strict=True):
             out[lanes] = column
         return out
 
     stacked = jax.tree.map(joined, *(taken.stacked for _, taken in found))
-    return Taken(len(index), stacked=stacked, keep=keep)
+    return ElementBatch(len(index), stacked=stacked, keep=keep)
 
 
 def make_store(bases: Sequence[IndexedSource[Any]]) -> tuple[Store, list[int]]:

@@ -14,7 +14,7 @@ from ..core.array_trees import refuse_list
 from ..core.errors import PipelineError
 from ..core.fitting import canonical, narrowed
 from ..core.host import HostIndexed
-from ..core.numbers import as_fractions, as_whole
+from ..core.numbers import as_count, as_fractions
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
 from ..core.pytree import pytree_dataclass, set_copy, set_fields, static_field
@@ -76,8 +76,9 @@ class WindowSource(HostIndexed[Any]):
     ) -> None:
         refuse_list(data, _OWNER)
         size = one_length(data, _OWNER, files=True)
-        length = _count("length", length, 1)
-        stride, predict = _count("stride", stride, 1), _count("predict", predict, 0)
+        length = as_count(length, "length", _OWNER)
+        stride = as_count(stride, "stride", _OWNER)
+        predict = as_count(predict, "predict", _OWNER, 0)
         whole = length + predict
         if whole > size:
             raise PipelineError(
@@ -178,15 +179,6 @@ def _parted(windows: Any, context: int, predict: int, axis: int = 0) -> Any:
         return jax.tree.map(lambda x: x[at], windows)
 
     return {"context": part(0, context), "target": part(context, context + predict)}
-
-
-def _count(name: str, value: Any, least: int) -> int:
-    number = as_whole(value)
-    if number is None or number < least:
-        raise PipelineError(
-            f"{_OWNER}: `{name}` must be an integer of at least {least}, got {value!r}."
-        )
-    return number
 
 
 def split_time(

@@ -15,7 +15,7 @@ from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.reading import SKIPPED
 from ..core.rows import Rows
 from ..core.source import Source
-from ..core.taken import Taken
+from ..core.taken import ElementBatch
 from ..core.traits import Traits
 from .members import OverMembers
 from .routed import check_part, count_of, inherited
@@ -103,19 +103,21 @@ class ZipSource(OverMembers[Any]):
             for number, (source, each) in pairs
         ]
 
-    def _produce(self, rows: Rows) -> Taken:
+    def _produce(self, rows: Rows) -> ElementBatch:
         found = [source._produce(each) for source, each in self._below(rows)]
         keeps = [taken.keep for taken in found if taken.keep is not None]
         keep = np.logical_and.reduce(keeps) if keeps else None
         n = found[0].n
         if all(taken.is_stacked for taken in found):
-            return Taken(n, stacked=self._tree([taken.stacked for taken in found]), keep=keep)
+            return ElementBatch(
+                n, stacked=self._tree([taken.stacked for taken in found]), keep=keep
+            )
 
         def one(lane: int) -> Any:
             parts = [taken.element(lane) for taken in found]
             return SKIPPED if any(part is SKIPPED for part in parts) else self._tree(parts)
 
-        return Taken(n, one=one, keep=keep)
+        return ElementBatch(n, one=one, keep=keep)
 
     def _read(self, rows: Rows) -> tuple[Any, Any]:
         rows = self._route(rows) if rows.below is None else rows

@@ -20,9 +20,9 @@ from ..core.placed import Batching
 from ..core.position import Remainder, steps_in
 from ..core.positional import Positional
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.source import Mask, Source
+from ..core.source import Mask, Source, check_source
 from ..core.spec import Spec, as_override
-from ..core.stage import Transform, check_source
+from ..core.stage import Transform
 from ..core.stream_stages import StreamWrapper
 from ..core.taken import check_arrays
 from ..core.traits import Traits
@@ -97,7 +97,7 @@ class BatchTransform(Transform[Any, Any]):
         return f"BatchTransform({self.batch_size}{rule[self.remainder]}{collate})"
 
     def __call__(self, source: Source[T]) -> Source[T]:
-        check_source(source, self)
+        check_source(source, self._label)
         traits = source.traits
         if traits.callbacks != root_of(source).traits.callbacks:
             raise PipelineError(

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.atomic import write_atomically
+from ..core.cpus import usable_cpus
 from ..core.elements import FEW, few_of, few_true, read_elements, read_fetched_elements
 from ..core.errors import PipelineError
 from ..core.host_data import HostData, host_data_in
@@ -229,9 +230,7 @@ def _machine() -> str:
     """
     device = jax.config.jax_default_device or jax.devices()[0]  # type: ignore[attr-defined]
     kind = device if isinstance(device, str) else device.platform
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    counts = [str(cores), str(jax.local_device_count())]
+    counts = [str(usable_cpus()), str(jax.local_device_count())]
     words = [jax.__version__, kind, platform.machine(), _processor(), *counts]
     words.append(os.environ.get("XLA_FLAGS", ""))
     found = hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()

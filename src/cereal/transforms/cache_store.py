@@ -17,7 +17,7 @@ from ..core.capture import eager
 from ..core.elements import read_fetched_elements
 from ..core.errors import PipelineError
 from ..core.positional import IndexedSource
-from ..core.reading import Reading, raise_it, reading, reading_as
+from ..core.reading import ReadContext, raise_it, read_context, use_read_context
 from ..core.rows import Rows
 from ..core.settings import current_settings
 from ..core.spec import Spec
@@ -80,9 +80,9 @@ class CacheStore(Keeps):
     def _read(self, indices: np.ndarray, stop: threading.Event) -> None:
         # Elements that a policy for errors would leave out must not be kept as such: here errors
         # are raised, and who asked leaves them out.
-        here = reading()
-        here = here if here.on_error is raise_it else Reading(buffers=here.buffers)
-        with self._lock, reading_as(here):
+        here = read_context()
+        here = here if here.on_error is raise_it else ReadContext(buffers=here.buffers)
+        with self._lock, use_read_context(here):
             missing = indices[~self._filled[indices]]
             if len(missing) and self._marks is not None and not self._marks.flags.writeable:
                 raise PipelineError(

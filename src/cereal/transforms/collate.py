@@ -11,7 +11,7 @@ import numpy as np
 from ..core.errors import PipelineError
 from ..core.fitting import canonical, narrowed
 from ..core.numbers import as_count
-from ..core.reading import reading
+from ..core.reading import read_context
 from ..core.taken import as_array, is_leaf
 
 
@@ -95,7 +95,7 @@ class PadCollate:
                 "them lists."
             )
         rest = numbers[0].shape[1:]
-        out = reading().empty((len(arrays), self.most, *rest), dtype)
+        out = read_context().empty((len(arrays), self.most, *rest), dtype)
         out[:] = self._fill(dtype)
         lengths = np.zeros(len(arrays), np.int32)
         for lane, array in enumerate(arrays):

@@ -16,7 +16,7 @@ from ..core.host_stage import HostStage, as_host_function, repeated
 from ..core.pytree import pytree_dataclass, set_fields
 from ..core.reading import SKIPPED
 from ..core.rows import Rows, routed_at
-from ..core.taken import Taken, protected
+from ..core.taken import ElementBatch, protected
 from ..core.traits import StageTraits
 
 
@@ -45,7 +45,7 @@ class HostFilterTransform(HostStage):
     def __init__(self, fn: Callable[[Any], Any]) -> None:
         set_fields(self, fn=as_host_function(fn, "HostFilterTransform", "")[0])
 
-    def on_elements(self, taken: Taken, rows: Rows, words: Any) -> Taken:
+    def on_elements(self, taken: ElementBatch, rows: Rows, words: Any) -> ElementBatch:
         del words
         fn, label = self.fn.fn, self._label
 

@@ -12,7 +12,7 @@ from ..core.host_stage import HostStage, as_host_function
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows
 from ..core.spec import Spec
-from ..core.taken import Taken, protected
+from ..core.taken import ElementBatch, protected
 
 
 @pytree_dataclass
@@ -39,7 +39,7 @@ class HostMapTransform(HostStage):
         function, second = as_host_function(fn, "HostMapTransform", "mask")
         set_fields(self, fn=function, with_mask=second)
 
-    def on_elements(self, taken: Taken, rows: Rows, words: Any) -> Taken:
+    def on_elements(self, taken: ElementBatch, rows: Rows, words: Any) -> ElementBatch:
         del words
         fn, with_mask = self.fn.fn, self.with_mask
 

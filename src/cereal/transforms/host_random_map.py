@@ -13,7 +13,7 @@ from ..core.host_data import HostFunction
 from ..core.host_stage import HostStage, as_host_function
 from ..core.pytree import pytree_dataclass, set_fields
 from ..core.rows import Rows
-from ..core.taken import Taken, protected
+from ..core.taken import ElementBatch, protected
 from ..core.traits import StageTraits
 
 
@@ -48,7 +48,7 @@ class HostRandomMapTransform(HostStage):
             )
         set_fields(self, fn=function)
 
-    def on_elements(self, taken: Taken, rows: Rows, words: Any) -> Taken:
+    def on_elements(self, taken: ElementBatch, rows: Rows, words: Any) -> ElementBatch:
         fn = self.fn.fn
         high, low = (word.tolist() for word in words)
 

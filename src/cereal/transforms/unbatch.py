@@ -15,9 +15,9 @@ from ..core.placed import Batching
 from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, static_field
 from ..core.rows import Rows
-from ..core.source import Mask, Source
+from ..core.source import Mask, Source, check_source
 from ..core.spec import Spec
-from ..core.stage import Transform, check_source
+from ..core.stage import Transform
 from ..core.stream_stages import StreamWrapper
 from ..core.traits import Traits
 from ..sources.members import OverMembers
@@ -46,7 +46,7 @@ class UnbatchTransform(Transform[Any, Any]):
     """
 
     def __call__(self, source: Source[T]) -> Source[T]:
-        check_source(source, self)
+        check_source(source, self._label)
         traits = source.traits
         if _just_batched(source):
             return before_last(source)  # nothing happened to the batches

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...core.reading import reading_as
+from ...core.reading import use_read_context
 
 _IDLE = 1.0
 _JOIN = 1.0
@@ -137,7 +137,7 @@ class Crew:
     # Helping
 
     @property
-    def hands(self) -> int:
+    def helpers(self) -> int:
         """How many threads could work on one step now."""
         return 1 + max(0, self._idle - self._told) + max(0, self.size - len(self._threads))
 
@@ -149,12 +149,12 @@ class Crew:
         job: Any = None,
     ) -> list[Any]:
         """`[run(part) for part in parts]`, with the help of threads that have nothing to do."""
-        if len(parts) < 2 or self.hands < 2:
+        if len(parts) < 2 or self.helpers < 2:
             return [run(part) for part in parts]
         share = _Share(parts, run, make_context, job)
         with self.lock:
             self._shares.append(share)
-            self.wake(min(len(parts) - 1, self.hands - 1))
+            self.wake(min(len(parts) - 1, self.helpers - 1))
         try:
             share.work()
         finally:
@@ -193,7 +193,7 @@ class _Share:
     def help(self) -> None:
         mine = self.make_context()
         try:
-            with reading_as(mine), mine.settings():
+            with use_read_context(mine), mine.settings():
                 self.work()
         finally:
             mine.finish()

@@ -22,7 +22,7 @@ from ...core.host_data import HostData
 from ...core.pipeline import run_by
 from ...core.position import Remainder
 from ...core.positional import Positional
-from ...core.reading import Reading, reading_as
+from ...core.reading import ReadContext, use_read_context
 from ...core.rows import Rows
 from ...core.settings import current_settings
 from ...core.source import Source
@@ -65,6 +65,13 @@ class Readers(HostData):
         """How many elements were left out because of errors."""
         return self._skips.count
 
+    def in_words(self) -> str:
+        """Who reads, as the drawing of a loader says it."""
+        if not self.threads:
+            return "read by the caller"
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"read by {threads}, {self.prefetch} batches ahead"
+
     def track(
         self,
         source: Any,
@@ -81,7 +88,7 @@ class Readers(HostData):
             source, words, remainder=remainder, steps_at_once=steps_at_once, total=total
         )
         if self.threads == 0:
-            return InlineTrack(source._fetch_here, routes, Reading(self._policy, self._buffers))
+            return InlineTrack(source._fetch_here, routes, ReadContext(self._policy, self._buffers))
         prefetch = self.prefetch if prefetch is None else prefetch
         return self.open_track(source, routes, prefetch=prefetch, total=total)
 
@@ -106,8 +113,8 @@ class Readers(HostData):
 
     def fetch_now(self, source: Any, rows: Rows, *, in_program: bool) -> Rows:
         """Reads in the caller's thread."""
-        context = Reading(self._policy, self._buffers, masked=in_program)
-        with reading_as(context), jax.no_execution() if in_program else _NOTHING:
+        context = ReadContext(self._policy, self._buffers, masked=in_program)
+        with use_read_context(context), jax.no_execution() if in_program else _NOTHING:
             return source._fetch_here(rows)
 
     # Callbacks of compiled programs

@@ -22,7 +22,7 @@ from typing import Any
 
 from ...core.buffers import Buffers
 from ...core.errors import CerealError
-from ...core.reading import Failed, OnError, Reading, annotate, raise_it, reading_as
+from ...core.reading import Failed, OnError, ReadContext, annotate, raise_it, use_read_context
 from ...core.settings import Settings, current_settings
 from .crew import Crew
 
@@ -39,12 +39,12 @@ class TrackClosedError(CerealError, RuntimeError):
         super().__init__("this iterator was closed; make a new one with `iterate(state)`.")
 
 
-class WorkerReading(Reading):
+class WorkerReadContext(ReadContext):
     """The context of one thread that reads for one step."""
 
     def __init__(self, track: Track, job: _Job) -> None:
         super().__init__(track.on_error, track.buffers, masked=track.masked)
-        self.doomed, self.decided = job.doomed, job.decided
+        self.known_to_hang, self.decided = job.known_to_hang, job.decided
         self.thread = threading.current_thread()
         self._track, self._job = track, job
         job.contexts.append(self)
@@ -58,11 +58,11 @@ class WorkerReading(Reading):
         return self._track.settings(executes=self._track.executes)
 
     @property
-    def hands(self) -> int:
-        return self._track.crew.hands
+    def helpers(self) -> int:
+        return self._track.crew.helpers
 
     def spread(self, parts: Any, run: Callable[[Any], Any]) -> list[Any]:
-        make = lambda: WorkerReading(self._track, self._job)  # noqa: E731
+        make = lambda: WorkerReadContext(self._track, self._job)  # noqa: E731
         return self._track.crew.spread(parts, run, make, self._job)
 
 
@@ -75,10 +75,12 @@ class _Job:
         self.rows: Any = None if before is None else before.rows
         self.error: BaseException | None = None
         self.thread: Any = None
-        self.contexts: list[WorkerReading] = []
+        self.contexts: list[WorkerReadContext] = []
         # Of the reading before, if this one is read again: elements that hang, and what was
         # decided about errors, which is neither asked nor counted twice.
-        self.doomed: dict[Any, Exception] = {} if before is None else dict(before.doomed)
+        self.known_to_hang: dict[Any, Exception] = (
+            {} if before is None else dict(before.known_to_hang)
+        )
         self.decided: dict[Any, Any] = {} if before is None else dict(before.decided)
 
     @property
@@ -228,7 +230,7 @@ class Track:
         if self.on_error is raise_it or place is None:
             again.done, again.error = True, error
         else:
-            again.doomed[place.stage, place.index, place.epoch] = error
+            again.known_to_hang[place.stage, place.index, place.epoch] = error
             self._rows[job.step] = job.rows
             self._retry.append(again)
         self.crew.lose(job, {mine.thread for mine in list(job.contexts)})
@@ -249,8 +251,8 @@ class Track:
         begin = time.perf_counter()
         if step not in self._rows:
             self._rows[step] = self.rows_of(step)
-        mine = Reading(self.on_error, self.buffers, masked=self.masked)
-        with reading_as(mine), self.settings(executes=self.executes):
+        mine = ReadContext(self.on_error, self.buffers, masked=self.masked)
+        with use_read_context(mine), self.settings(executes=self.executes):
             fetched = self.fetch(self._rows[step])
         _drop_before(step, self._rows)
         self._times.append(time.perf_counter() - begin)
@@ -304,8 +306,8 @@ class Track:
     def _run(self, job: _Job) -> None:
         begin, rows, error = time.perf_counter(), job.rows, None
         try:
-            mine = WorkerReading(self, job)
-            with reading_as(mine), mine.settings():
+            mine = WorkerReadContext(self, job)
+            with use_read_context(mine), mine.settings():
                 rows = self.fetch(rows)
         except BaseException as caught:
             error = caught
@@ -324,12 +326,12 @@ class InlineTrack:
     """The same without threads: a step is read when it is taken."""
 
     def __init__(
-        self, fetch: Callable[[Any], Any], rows_of: Callable[[int], Any], context: Reading
+        self, fetch: Callable[[Any], Any], rows_of: Callable[[int], Any], context: ReadContext
     ) -> None:
         self._fetch, self._rows_of, self._context = fetch, rows_of, context
 
     def take(self, step: int) -> Any:
-        with reading_as(self._context):
+        with use_read_context(self._context):
             return self._fetch(self._rows_of(step))
 
     def ready(self, step: int) -> bool:
