@@ -104,7 +104,11 @@ def uses_new_episode(policy: Any, observation: Any, policy_state: Any) -> bool:
 
 def has_long_reset(env: Any) -> bool:
     """Whether a reset takes long: gymnax's and Jumanji's have 30 to 500 operations; those that
-    simulate physics or make a world have 1,200 and more."""
+    simulate physics or make a world have 1,200 and more.
+
+    The bet: many operations take long. It decides about speed only: whether a GPU is asked before
+    each reset if any episode has ended. `tests/rl/test_shape_checks.py` fails first.
+    """
     return _operations(jax.make_jaxpr(env.reset)(key_shape()).jaxpr) > _MANY_OPERATIONS
 
 
