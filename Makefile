@@ -27,12 +27,12 @@ $(PACKAGE): pyproject.toml
 		|| { echo "cereal needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "== Making .venv, a Python environment of its own, with $$($(PYTHON) --version)"
 	$(PYTHON) -m venv .venv
-	@echo "== Installing cereal, JAX and NumPy into .venv: 0.6 GB, about 20 s"
+	@echo "== Installing cereal, JAX and NumPy into .venv: 0.6 GB, about 20 seconds"
 	$(BIN)/$(PIP) --no-compile --editable .
 	@touch $@
 
 $(INSTALLED): $(PACKAGE)
-	@echo "== Installing what the tests and examples need, too, into .venv: 0.7 GB, about a minute"
+	@echo "== Installing what the tests and examples need, too, into .venv: 0.5 GB more, about half a minute"
 	$(BIN)/$(PIP) --no-compile --editable '.[dev]'
 	@touch $@
 

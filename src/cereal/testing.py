@@ -7,13 +7,6 @@
 
 Each raises an AssertionError that says which step and which leaf differ. They run for a few
 epochs, so give them small data.
-
->>> import cereal
->>> from cereal.testing import check_loader, check_resume
->>> source = cereal.RangeSource(10, ordering="shuffle")
->>> loader = cereal.DataLoader([source, cereal.BatchTransform(4)])
->>> check_loader(loader)
->>> check_resume(loader)
 """
 
 from __future__ import annotations

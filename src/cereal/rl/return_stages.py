@@ -115,14 +115,6 @@ class RewardToGoTransform(SegmentStage):
         return   1.75  1.5   1    |   1.5   1
 
     Comes after `BatchTransform(T)`, over steps with `reward` and `done`; see `reward_to_go`.
-
-    >>> import cereal, numpy as np
-    >>> data = {"reward": np.ones(5), "done": np.arange(5) == 2}
-    >>> to_go = cereal.rl.RewardToGoTransform(gamma=0.5)
-    >>> source = cereal.ArraySampleSource(data, ordering="sequential")
-    >>> batch, mask = cereal.DataLoader([source, cereal.BatchTransform(5), to_go]).batch_at(0, 0)
-    >>> batch["return"].tolist()
-    [1.75, 1.5, 1.0, 1.5, 1.0]
     """
 
     reads: ClassVar[tuple[str, ...]] = ("reward", "done")
