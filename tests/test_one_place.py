@@ -14,15 +14,15 @@ FILES = {path: path.read_text() for path in sorted((ROOT / "src" / "cereal").rgl
 PLACES = {
     r"jax\._src": ["jax_internals"],
     r"compute_on2?\b": ["jax_internals"],
-    r"\bjax\.core\.Tracer": ["capture", "cache", "store"],
+    r"\bjax\.core\.Tracer": ["capture"],
     r"get_opaque_trace_state": ["capture"],
     r"\bgetrefcount": ["buffers"],
     r"unsafe_buffer_pointer": ["on_disk"],
     r"in str\((error|cause|first)\)": ["foreign_errors"],
     r"canonicalize_dtype": ["fitting"],
-    r'partition\("\\n"\)\[0\]': ["errors", "host_stage", "host", "promise"],
-    r"must be an integer of at least|positive integer": ["numbers", "errors", "execute"],
-    "must be called with a source": ["source_argument", "stage", "host_stage", "batch", "unbatch"],
+    r'partition\("\\n"\)\[0\]': ["errors"],
+    r"must be an integer of at least|positive integer": ["numbers", "errors"],
+    "must be called with a source": ["source"],
     r"sched_getaffinity|\bcpu_count\(": ["cpus"],
 }
 

@@ -22,7 +22,7 @@ from .capture import eager, is_concrete, resolve
 from .errors import UsageError
 from .host_data import HostData, identity_on_host
 from .masks import FullMasks
-from .numbers import as_whole
+from .numbers import as_count
 from .placement import check_callbacks, layout, refuse_unmapped
 from .placement import place as place
 from .spec import Spec
@@ -179,10 +179,8 @@ def many_steps(source: Source[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
 
 def run_many(source: Source[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
     """n steps of a pipeline, stacked, as `run` makes one."""
-    number = as_whole(n)
-    if number is None or number < 1:
-        raise UsageError(f"`next_many(state, n)` needs a positive integer n, got {n!r}.")
-    return run(source, state, number)
+    n = as_count(n, "n", "next_many", error=UsageError)
+    return run(source, state, n)
 
 
 def run(source: Source[Any], state: Any, n: int | None = None) -> tuple[Any, Any, Any]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from .errors import PipelineError
+from .errors import PipelineError, in_one_line
 from .host_data import HostData as HostData
 from .host_data import HostFunction as HostFunction
 from .host_data import living as living
@@ -110,9 +110,8 @@ def first_element(source: Any, wanted: Any = None, otherwise: Any = None) -> Any
         return otherwise
     if first is None:
         raise PipelineError(f"{source._label}: all of its first {tries} elements are left out.")
-    message = str(first).strip().partition("\n")[0]
     hint = "; for what only iterates, write `IterableSource(lambda: iter(...))`"
     raise PipelineError(
-        f"{source._label} failed on its first elements: {type(first).__name__}: {message}"
+        f"{source._label} failed on its first elements: {in_one_line(first)}"
         f"{hint if isinstance(first, NotImplementedError) else ''}"
     ) from first

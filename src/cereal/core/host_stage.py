@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from .errors import CerealError, PipelineError
+from .errors import CerealError, PipelineError, in_one_line
 from .function import takes_second
 from .host_data import HostFunction
 from .host_loop import HostPlace, one_row, reshaped
@@ -25,7 +25,7 @@ from .promise import check_per_element
 from .pytree import set_copy
 from .reading import READ_ONLY, SKIPPED, is_read_only
 from .rows import Rows
-from .source import Source
+from .source import Source, check_source
 from .spec import Spec, format_spec
 from .stage import Transform
 from .taken import ElementBatch, check_arrays, leaves_of, spec_of_element
@@ -124,9 +124,7 @@ def repeated(element: Any, lanes: tuple[int, ...]) -> Any:
 
 def in_short(error: BaseException) -> str:
     """The first line of an error, and what is known about it."""
-    first = str(error).strip().partition("\n")[0]
-    hint = READ_ONLY if is_read_only(error) else ""
-    return f"{type(error).__name__}: {first}{hint}"
+    return in_one_line(error) + (READ_ONLY if is_read_only(error) else "")
 
 
 def as_host_function(
@@ -166,11 +164,7 @@ def _in_memory(node: Any) -> bool:
 
 
 def _check_before(source: Any, label: str) -> None:
-    if not isinstance(source, Source):
-        raise PipelineError(
-            f"{label} must be called with a source, got {type(source).__name__}; write "
-            f"`{label.partition('(')[0]}(...)(source)`."
-        )
+    check_source(source, label)
     if isinstance(source, Positional) and source.traits.by_python:
         return
     if not isinstance(source, Positional):

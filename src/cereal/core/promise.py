@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from .errors import CerealError, PipelineError
+from .errors import CerealError, PipelineError, in_one_line
 from .rows import KEY_TYPE
 from .source import Source
 from .spec import Spec, format_spec, strong
@@ -39,9 +39,8 @@ def infer_spec(stage: Stage[Any, Any], source: Source[Any]) -> tuple[Stage[Any, 
     except CerealError:
         raise
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
         raise PipelineError(
-            f"{stage._label} failed on {format_spec(spec)}: {type(error).__name__}: {first}"
+            f"{stage._label} failed on {format_spec(spec)}: {in_one_line(error)}"
         ) from error
     return stage, Spec(out)
 

@@ -22,7 +22,14 @@ import jax
 from .unseen import raise_unseen
 
 C = TypeVar("C")
-_FOUND_OUT = {"_flat", "traits", "_order", "_plan", "_fingerprint"}  # once, from the fields
+_FOUND_OUT = {
+    "_flat",
+    "traits",
+    "_order",
+    "_plan",
+    "_fingerprint",
+    "_spec",
+}  # once, from the fields
 made_classes: list[type] = []
 """All that `pytree_dataclass` made."""
 

@@ -20,6 +20,7 @@ from .elsewhere import refuse_elsewhere
 from .errors import PipelineError
 from .execute import many_steps
 from .pytree import said
+from .spec import Spec
 from .traits import Traits
 
 T_co = TypeVar("T_co", covariant=True)
@@ -112,6 +113,11 @@ class Source(ABC, Generic[T_co]):
     def _label(self) -> str:
         """How drawings and error messages call this source."""
         return type(self).__name__
+
+    @cached_property
+    def _spec(self) -> Spec:
+        """What a step gives; the same object for as long as the source lives."""
+        return Spec(self.element_spec())
 
     @property
     def _upstream(self) -> Source[Any] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from functools import cached_property
 from typing import Any, TypeVar
 
 import jax
@@ -21,6 +22,7 @@ from .spec import Spec
 from .state import key_words
 from .threefry import STAGE, threefry
 from .traits import Traits
+from .wide import plus
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -59,6 +61,10 @@ class StreamWrapper(CompiledStream[T_co]):
 
     def _describe(self) -> Traits:
         return self.source.traits
+
+    @cached_property
+    def _spec(self) -> Spec:
+        return self.spec
 
     @property
     def _upstream(self) -> Source[Any]:
@@ -134,10 +140,7 @@ class StreamStage(StreamWrapper[T_co]):
 def _draw(state: StreamState, lanes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """A key per lane, and the counter after them."""
     size = math.prod(lanes)
-    low = state.count[1] + jnp.arange(size, dtype=jnp.uint32)
-    high = state.count[0] + (low < state.count[1]).astype(jnp.uint32)
+    high, low = plus(state.count[0], state.count[1], jnp.arange(size, dtype=jnp.uint32))
     words = jnp.stack(threefry((state.key[0], state.key[1]), (high, low)), axis=-1)
     keys = jax.random.wrap_key_data(words.reshape(*lanes, 2), impl="threefry2x32")
-    after = state.count[1] + jnp.uint32(size)
-    carried = state.count[0] + (after < state.count[1]).astype(jnp.uint32)
-    return keys, jnp.stack([carried, after])
+    return keys, jnp.stack(plus(state.count[0], state.count[1], jnp.uint32(size)))

@@ -79,7 +79,7 @@ _quick = Latest()  # by the identity of a function, which its proof keeps alive
 
 
 def _remember(name: Hashable, body: Body, proof: Proof, run: Any) -> None:
-    fn, spec = body.functions[0], getattr(body.source, "_spec", None)
+    fn, spec = body.functions[0], body.source._spec
     if isinstance(fn, types.FunctionType) and spec is not None:
         context = (eager(), tracing_context())
         _quick.put((id(fn), name), _Quick(proof, spec, kind_of(body.given), context, run))
@@ -87,7 +87,7 @@ def _remember(name: Hashable, body: Body, proof: Proof, run: Any) -> None:
 
 def _found_quickly(name: Hashable, body: Body) -> Any:
     found = _quick.get((id(body.functions[0]), name))
-    if found is None or getattr(body.source, "_spec", None) is not found.spec:
+    if found is None or body.source._spec is not found.spec:
         return None
     if not found.proof.holds() or found.context != (eager(), tracing_context()):
         return None

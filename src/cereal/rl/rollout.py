@@ -72,14 +72,14 @@ class RolloutSource(CompiledStream[Transition]):
 
     env: Opaque
     policy: Function
-    template: Spec = static_field()
+    _template: Spec = static_field()
     steps_per_epoch: int = static_field()
     num_envs: int = static_field()
-    axes: Axes = static_field()
+    _axes: Axes = static_field()
     spec: Spec = static_field()
-    begins_again: bool = static_field()
+    _begins_again: bool = static_field()
     uses_new: bool = static_field()  # whether the policy looks at `new_episode`
-    long_reset: bool = static_field()  # whether a reset takes long to compute
+    _long_reset: bool = static_field()  # whether a reset takes long to compute
 
     def __init__(
         self,
@@ -99,19 +99,19 @@ class RolloutSource(CompiledStream[Transition]):
             self,
             env=hold(_checked(env, owner), owner),
             policy=policy,
-            template=template,
+            _template=template,
             steps_per_epoch=steps,
             num_envs=count,
-            axes=as_axes(policy_state_axes, template, count, owner),
+            _axes=as_axes(policy_state_axes, template, count, owner),
             spec=None,
-            begins_again=False,
+            _begins_again=False,
             uses_new=True,
-            long_reset=False,
+            _long_reset=False,
         )
         begins_again = self._one_environment(owner).resumed is not None
         long_reset = not begins_again and has_long_reset(self.env.value)
-        set_fields(self, begins_again=begins_again, long_reset=long_reset)
-        set_fields(self, spec=self._spec(owner))
+        set_fields(self, _begins_again=begins_again, _long_reset=long_reset)
+        set_fields(self, spec=self._infer_spec(owner))
 
     # What it gives
 
@@ -127,14 +127,14 @@ class RolloutSource(CompiledStream[Transition]):
         """Checks policy and environment together; the shapes of one step."""
         env = self.env.value
         observation, state = reset_shapes(env, owner)
-        policy_state = self.axes.of_one(self.template)
+        policy_state = self._axes.of_one(self._template)
         action = action_shape(self.policy, observation, policy_state, env, owner)
         set_fields(self, uses_new=uses_new_episode(self.policy, observation, policy_state))
         return step_shapes(env, observation, state, action, owner)
 
-    def _spec(self, owner: str) -> Spec:
+    def _infer_spec(self, owner: str) -> Spec:
         state = jax.eval_shape(self.init_state, key_shape())
-        state = set_copy(state, policy=PolicySlot(self.template.tree, self.template, True))
+        state = set_copy(state, policy=PolicySlot(self._template.tree, self._template, True))
         try:
             return Spec(jax.eval_shape(self._step, state)[0])
         except ValueError as error:
@@ -143,7 +143,7 @@ class RolloutSource(CompiledStream[Transition]):
             raise PipelineError(
                 f"{owner}: the policy gives each of the {self.num_envs} environments a policy "
                 f"state of its own, but `policy_state_axes` shares all or a part of it: "
-                f"{self.template}. Say which part is whose, as in `policy_state_axes="
+                f"{self._template}. Say which part is whose, as in `policy_state_axes="
                 f'{{"params": None, "hidden": 0}}`, and give the parts of environments a first '
                 f"axis of {self.num_envs}."
             ) from error
@@ -170,7 +170,7 @@ class RolloutSource(CompiledStream[Transition]):
         first = _as_keys(self._draw(keys, steps, 1, (_FIRST,))[0, ..., 0, :])
         observation, environment = _strong(self._reset_all(first))
         new = jnp.ones(self._lanes, jnp.bool_)
-        slot = empty_slot(self.template)
+        slot = empty_slot(self._template)
         return RolloutState(environment, observation, new, slot, keys, steps)
 
     def next(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
@@ -199,14 +199,14 @@ class RolloutSource(CompiledStream[Transition]):
     def _advance(self, moving: _Moving, words: Any) -> tuple[_Moving, Transition]:
         """One step of all environments: what it changes, and the transition."""
         keys = _as_keys(words)
-        act = over_environments(self.policy, self.axes, self.num_envs)
+        act = over_environments(self.policy, self._axes, self.num_envs)
         observation = moving.observation
         new = moving.new_episode if self.uses_new else jnp.zeros(self._lanes, jnp.bool_)
         told, policy_state = act(observation, moving.policy_state, new, keys[..., _POLICY])
         action, extras = told
         made = self._step_all(keys[..., _STEP], moving.environment, action)
         done = jnp.asarray(made.done).astype(jnp.bool_)
-        if self.begins_again:
+        if self._begins_again:
             after = made.resumed
         else:
             after = self._begun_again(done, keys[..., _RESET], (made.observation, made.state))
@@ -247,13 +247,13 @@ class RolloutSource(CompiledStream[Transition]):
         def reset_if_any(going: Any) -> Any:
             return jax.lax.cond(done.any(), reset, lambda going: going, going)
 
-        if self.long_reset:
+        if self._long_reset:
             return reset_if_any(_strong(going))
         return jax.lax.platform_dependent(_strong(going), cpu=reset_if_any, default=reset)
 
     @property
     def _purposes(self) -> tuple[int, ...]:
-        return (_POLICY, _STEP) if self.begins_again else (_POLICY, _STEP, _RESET)
+        return (_POLICY, _STEP) if self._begins_again else (_POLICY, _STEP, _RESET)
 
     @property
     def _lanes(self) -> tuple[int, ...]:
@@ -340,9 +340,9 @@ def _checked_state(state: Any, source: RolloutSource) -> RolloutState:
             f"{source._label}: the state has environments of shape {theirs}, the source {ours}; "
             f"{fix} States of `jax.vmap` go into `jax.vmap(loader.next_batch)`."
         )
-    if state.policy.spec != source.template:
+    if state.policy.spec != source._template:
         raise StateError(
             f"{source._label}: the state is for policies like {state.policy.spec}, this source for "
-            f"{source.template}; {fix}"
+            f"{source._template}; {fix}"
         )
     return state

@@ -48,7 +48,7 @@ class IterableSource(ByElement[Any]):
     [[0, 1], [4, 9], [16]]
     """
 
-    no_ordering: ClassVar[str] = (
+    _no_ordering: ClassVar[str] = (
         "what only iterates has its own order: shuffle in `make_iterator(epoch, key)`, which is "
         "given the number of the epoch and the loader's key; what can be read by index is "
         '`DatasetSource(dataset, ordering="shuffle")`'
@@ -57,9 +57,9 @@ class IterableSource(ByElement[Any]):
     data: Any
     n: int = static_field()
     spec: Spec = static_field()
-    unknown: bool = static_field(default=False)  # whether nobody knows how many elements there are
+    _unknown: bool = static_field(default=False)  # whether nobody knows how many elements there are
     by_epoch: bool = static_field(default=False)  # whether epochs differ
-    by_key: bool = static_field(default=False)  # whether the key makes a difference
+    _by_key: bool = static_field(default=False)  # whether the key makes a difference
     ordering: Order = Sequential()
 
     def __init__(
@@ -80,8 +80,8 @@ class IterableSource(ByElement[Any]):
         given = _arguments(make_iterator)
         data = IteratorData(make_iterator, n, given)
         size = MAX_HOST if n is None else n
-        set_fields(self, data=data, n=size, unknown=n is None, ordering=Sequential())
-        set_fields(self, by_epoch=given > 0, by_key=given > 1)
+        set_fields(self, data=data, n=size, _unknown=n is None, ordering=Sequential())
+        set_fields(self, by_epoch=given > 0, _by_key=given > 1)
         set_fields(self, spec=Spec(spec_of_element(data.first(self._label))))
 
     def __len__(self) -> int:
@@ -90,10 +90,10 @@ class IterableSource(ByElement[Any]):
     def _describe(self) -> Traits:
         return self._describe_by(
             fixed=not self.by_epoch,
-            keyed=self.by_key,
-            unknown_length=self.unknown,
-            masks=self.unknown,
-            masks_on_host=self.unknown,
+            keyed=self._by_key,
+            unknown_length=self._unknown,
+            masks=self._unknown,
+            masks_on_host=self._unknown,
         )
 
     @property

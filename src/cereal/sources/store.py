@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.capture import any_traced, is_concrete
 from ..core.errors import PipelineError
 from ..core.host import HostIndexed
 from ..core.ordering import Sequential
@@ -228,8 +228,7 @@ def _check_devices(bases: Sequence[Any]) -> None:
     found: dict[Any, int] = {}
     for number, base in enumerate(bases):
         for leaf in jax.tree.leaves(base):
-            traced = isinstance(leaf, jax.core.Tracer)
-            if not traced and isinstance(leaf, jax.Array) and leaf.committed:
+            if is_concrete(leaf) and leaf.committed:
                 found.setdefault(frozenset(leaf.devices()), number)
     if len(found) > 1:
         places = ", ".join(str(sorted(map(str, devices))) for devices in found)
@@ -291,7 +290,7 @@ def _merged(bases: list[Any]) -> ArraySampleSource[Any] | None:
 
 
 def _can_be_one(column: Sequence[Any]) -> bool:
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in column):
+    if any_traced(list(column)):
         return False
     first = column[0]
     return all(

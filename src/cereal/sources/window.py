@@ -58,7 +58,7 @@ class WindowSource(HostIndexed[Any]):
     """
 
     data: Any
-    size: int = static_field()  # of the data
+    _size: int = static_field()  # of the data
     context: int = static_field()
     stride: int = static_field()
     predict: int = static_field()
@@ -99,7 +99,7 @@ class WindowSource(HostIndexed[Any]):
             self,
             data=_Files(data) if files else jax.tree.map(place_array, data),
             ordering=as_order(ordering, n, _OWNER),
-            size=size,
+            _size=size,
             context=length,
             stride=stride,
             predict=predict,
@@ -107,7 +107,7 @@ class WindowSource(HostIndexed[Any]):
         )
 
     def __len__(self) -> int:
-        return (self.size - self.context - self.predict) // self.stride + 1
+        return (self._size - self.context - self.predict) // self.stride + 1
 
     def element_spec(self) -> Any:
         return self.spec.tree
@@ -216,7 +216,7 @@ def split_time(
         )
     store, path = adopt(source, owner)
     shares = np.cumsum([0.0, *given]) / sum(given)
-    cuts = [math.floor(source.size * share + 0.5) for share in shares]
+    cuts = [math.floor(source._size * share + 0.5) for share in shares]
     back = source.context if source.predict else 0  # how far before a cut a window may begin
     whole, stride, parts = source.context + source.predict, source.stride, []
     for begin, end in itertools.pairwise(cuts):
@@ -224,7 +224,7 @@ def split_time(
         last = min((end - whole) // stride, len(source) - 1)
         if last < first:
             raise PipelineError(
-                f"{owner}: no window of {whole} fits between {begin} and {end} of {source.size}; "
+                f"{owner}: no window of {whole} fits between {begin} and {end} of {source._size}; "
                 f"enlarge that fraction, or shorten the windows."
             )
         route = part_of(path, range(first, last + 1))

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
 from ..core.cache_name import Named, check_version
+from ..core.capture import any_traced
 from ..core.elements import chunks_of, read_elements
 from ..core.errors import PipelineError
 from ..core.gathered import explicit_mesh
@@ -148,7 +148,7 @@ def _check(source: Any, label: str) -> None:
             f"{label} comes after a HostCallbackTransform, which runs for every batch; move that "
             f"below the CacheTransform."
         )
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(source)):
+    if any_traced(source):
         raise PipelineError(
             f"{label} is built inside a traced function, over values that are being traced; build "
             f"the pipeline outside and pass the loader as an argument."
