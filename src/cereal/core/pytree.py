@@ -22,7 +22,8 @@ import jax
 from .unseen import raise_unseen
 
 C = TypeVar("C")
-_FOUND_OUT = {
+# What is found out once from the fields of a node.
+_FOUND_OUT = {"_flat", "traits", "_order", "_plan", "_fingerprint", "_spec"}
     "_flat",
     "traits",
     "_order",
