@@ -27,16 +27,21 @@ class Latest:
     def get(self, key: Hashable, make: Callable[[], Any] = lambda: None) -> Any:
         """The value under a key, made if there is none."""
         with self._lock:
-            found = self._made.pop(key, None)
+            found = self._made.get(key)
             found = make() if found is None else found
             return None if found is None else self.put(key, found)
 
     def put(self, key: Hashable, value: Any) -> Any:
+        """Keeps a value, and drops the one that was not used for longest."""
         with self._lock:
+            self._made.pop(key, None)
             self._made[key] = value
             if len(self._made) > self.most:
                 self._made.popitem(last=False)
             return value
+
+    def __len__(self) -> int:
+        return len(self._made)
 
     def clear(self) -> None:
         with self._lock:
