@@ -24,13 +24,6 @@ from .unseen import raise_unseen
 C = TypeVar("C")
 # What is found out once from the fields of a node.
 _FOUND_OUT = {"_flat", "traits", "_order", "_plan", "_fingerprint", "_spec"}
-    "_flat",
-    "traits",
-    "_order",
-    "_plan",
-    "_fingerprint",
-    "_spec",
-}  # once, from the fields
 made_classes: list[type] = []
 """All that `pytree_dataclass` made."""
 

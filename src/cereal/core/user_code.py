@@ -24,11 +24,10 @@ import numpy as np
 from .compiled import Latest
 from .held import Opaque
 from .library import is_library
-from .meaning import trace
+from .meaning import trace, tracing_context
 from .node_proof import proof_of_node
 from .pytree import is_numbered, set_copy
 from .rows import rows_at
-from .settings import tracing_context
 from .unchanged import Proof
 
 N = TypeVar("N")

@@ -20,8 +20,7 @@ import numpy as np
 
 from ..core.capture import eager
 from ..core.compiled import Latest, TracedAgain, compiled, compiled_once, kind_of
-from ..core.meaning import trace
-from ..core.settings import tracing_context
+from ..core.meaning import trace, tracing_context
 from ..core.unchanged import Proof, proof_of
 from .epoch_scan import checked_body, scan_read, scan_steps
 
