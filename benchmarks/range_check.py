@@ -22,7 +22,7 @@ import numpy as np
 from measure import machine, report, seconds
 
 from cereal import BatchTransform, DataLoader, MemmapSource
-from cereal.core.fitting import canonical, check_fits, narrowed
+from cereal.base.fitting import canonical, check_fits, narrowed
 
 BATCH = 128
 COLUMNS = {

@@ -49,7 +49,7 @@ import pytest  # noqa: E402
 from tests.datasets.files import with_own_hashes, write_mnist  # noqa: E402
 
 import cereal  # noqa: E402
-from cereal.core.unseen import raise_unseen  # noqa: E402
+from cereal.base.unseen import raise_unseen  # noqa: E402
 
 # The first example of a property compiles, which takes longer than any deadline.
 hypothesis.settings.register_profile("cereal", deadline=None)

@@ -23,10 +23,10 @@ from cereal import (
     Source,
     Transform,
 )
-from cereal.core.ordering import Order
-from cereal.core.stage import Stage
-from cereal.loaders.iterator import PositionalIterator
-from cereal.loaders.walk import Walk
+from cereal.loaders.iterators.iterator import PositionalIterator
+from cereal.order.ordering import Order
+from cereal.pipeline.stage import Stage
+from cereal.pipeline.walk import Walk
 from cereal.testing import assert_same, check_loader, check_resume, check_source, check_transform
 
 # Sources
@@ -274,7 +274,7 @@ def test_an_epoch_that_ends_at_the_wrong_batch_fails(monkeypatch: pytest.MonkeyP
 
 
 def test_a_loader_that_reads_other_batches_ahead_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cereal.loaders import iterator as module
+    from cereal.loaders.iterators import iterator as module
 
     read = module.read_many
 

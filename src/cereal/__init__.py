@@ -4,12 +4,19 @@ A pipeline is a pure function from (key, position) to a batch.
 
 General layout, in the order in which rooms may import each other:
 
-    core/        contracts, pytree dataclasses, permutation, epoch arithmetic, errors
-    device/      WHERE data lies and how rows of it are read
-    sources/     WHAT: one file per place that data can come from
+    base/        errors, checks of arguments, pytree dataclasses, specs
+    device/      where data lies, how rows of it are gathered, how they travel
+    order/       which element comes next: permutations, orders, mixtures, rows
+    functions/   what a user's function means: proved unchanged, or traced again
+    routes/      from the index of a combined source to a row of its data
+    host/        what Python runs: the context of a read, elements, buffers, callbacks
+    pipeline/    the contract: source, traits, stages, state, one step
+    cache/       results that are kept: their names, their files, their check
+    workers/     who reads what Python makes for a loader: threads
+    sources/     WHAT: one file per place that data comes from, and per combination
     transforms/  HOW: one file per verb
-    monitor/     looking at a pipeline: drawing, progress
-    loaders/     WHEN: the loader, its iterators and workers, `cereal.jit`
+    loaders/     WHEN: the loader, its iterators, its scans, its drawing, `cereal.jit`
+    preview/     looking at data
     datasets/    ready-made data
     rl/          rollouts: policies and environments as a stream of transitions
     testing.py   the conformance kit
@@ -17,25 +24,16 @@ General layout, in the order in which rooms may import each other:
 
 from typing import Any as _Any
 
-from .core import BlockShuffle as BlockShuffle
-from .core import Bootstrap as Bootstrap
-from .core import CaptureWarning as CaptureWarning
-from .core import CerealError as CerealError
-from .core import ClassBalanced as ClassBalanced
-from .core import DatasetError as DatasetError
-from .core import EpochWarning as EpochWarning
-from .core import IndexedSource as IndexedSource
-from .core import OptionWarning as OptionWarning
-from .core import PipelineError as PipelineError
-from .core import PipelineState as PipelineState
-from .core import Source as Source
-from .core import StateError as StateError
-from .core import Transform as Transform
-from .core import UsageError as UsageError
-from .core import WeightedSampling as WeightedSampling
-from .core import masked_mean as masked_mean
-from .core import pytree_dataclass as pytree_dataclass
-from .core import static_field as static_field
+from .base import CaptureWarning as CaptureWarning
+from .base import CerealError as CerealError
+from .base import DatasetError as DatasetError
+from .base import EpochWarning as EpochWarning
+from .base import OptionWarning as OptionWarning
+from .base import PipelineError as PipelineError
+from .base import StateError as StateError
+from .base import UsageError as UsageError
+from .base import pytree_dataclass as pytree_dataclass
+from .base import static_field as static_field
 from .datasets import CelebADataset as CelebADataset
 from .datasets import CIFAR10Dataset as CIFAR10Dataset
 from .datasets import CIFAR100Dataset as CIFAR100Dataset
@@ -51,7 +49,16 @@ from .loaders import BatchIterator as BatchIterator
 from .loaders import DataLoader as DataLoader
 from .loaders import evaluate as evaluate
 from .loaders import jit as jit
-from .loaders import preview as preview
+from .loaders import masked_mean as masked_mean
+from .order import BlockShuffle as BlockShuffle
+from .order import Bootstrap as Bootstrap
+from .order import ClassBalanced as ClassBalanced
+from .order import WeightedSampling as WeightedSampling
+from .pipeline import IndexedSource as IndexedSource
+from .pipeline import PipelineState as PipelineState
+from .pipeline import Source as Source
+from .pipeline import Transform as Transform
+from .preview import preview as preview
 from .rl import GymnaxSource as GymnaxSource
 from .sources import ArraySampleSource as ArraySampleSource
 from .sources import ConcatSource as ConcatSource

@@ -20,20 +20,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .core.errors import EpochWarning
-from .core.execute import stripped
-from .core.host_stage import HostStage
-from .core.ordering import Listed
-from .core.policy import set_policy_state
-from .core.positional import IndexedSource, Positional
-from .core.source import Source
-from .core.spec import Spec, format_spec
-from .core.stage import Stage, Transform
-from .core.state import PipelineState
+from .base.errors import EpochWarning
+from .base.spec import Spec, format_spec
 from .loaders.loader import DataLoader
+from .loaders.policy_slot import set_policy_state
+from .order.ordering import Listed
+from .pipeline.execute import stripped
+from .pipeline.host_stage import HostStage
+from .pipeline.positional import IndexedSource, Positional
+from .pipeline.source import Source
+from .pipeline.stage import Stage, Transform
+from .pipeline.state import PipelineState
 from .sources.array import ArraySampleSource
 from .transforms.batch import BatchTransform
-from .transforms.host_map import HostMapTransform
+from .transforms.host.map import HostMapTransform
 from .transforms.map import MapTransform
 
 _TOLERANCE = 1e-6

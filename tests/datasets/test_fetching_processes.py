@@ -16,7 +16,7 @@ import pytest
 from tests.datasets.children import CONTEXT, Child, Wish, tell_of_waiting
 from tests.datasets.remote import FOLDER, assert_same, make_tiny, tree
 from tests.datasets.server import GUARD, Server, held, whole
-from tests.loaders.workers.reading import until
+from tests.workers.reading import until
 
 from cereal.datasets import fetching
 from cereal.datasets.fetching import locked

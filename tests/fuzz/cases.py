@@ -19,7 +19,7 @@ from tests.fuzz.reference import (
     require,
 )
 
-from cereal.core.positional import Positional
+from cereal.pipeline.positional import Positional
 
 MOST_STEPS = 24
 

@@ -15,8 +15,8 @@ from tests.fuzz.mutations import HOLDERS, STYLES, USES, check_change
 from tests.fuzz.pipelines import Draw
 from tests.fuzz.reference import DifferenceError
 
-from cereal.core import ordering
-from cereal.loaders.iterator import PositionalIterator
+from cereal.loaders.iterators.iterator import PositionalIterator
+from cereal.order import ordering
 from cereal.transforms import filter as filters
 
 # Large batches of small data, the same epoch again: here it is on purpose.

@@ -11,7 +11,7 @@ import numpy as np
 from tests.fuzz.reference import DifferenceError
 
 import cereal
-from cereal.core.positional import Positional
+from cereal.pipeline.positional import Positional
 
 Batch = tuple[dict[str, np.ndarray], np.ndarray]
 Run = tuple[list[Batch], Any]

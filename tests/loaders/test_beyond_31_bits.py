@@ -27,8 +27,8 @@ from cereal import (
     select,
     split,
 )
-from cereal.core.state import PipelineState, make_words
-from cereal.sources.bookmark import Bookmark, Run, packed
+from cereal.pipeline.state import PipelineState, make_words
+from cereal.sources.iterators.bookmark import Bookmark, Run, packed
 
 N = 10**12
 BORDERS = [2**31 - 6, 2**32 - 6, 2**39]

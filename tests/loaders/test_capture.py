@@ -16,7 +16,7 @@ import pytest
 
 import cereal
 from cereal import ArraySampleSource, BatchTransform, CaptureWarning, DataLoader
-from cereal.core import capture
+from cereal.base import capture
 from cereal.testing import assert_same
 
 Loader = DataLoader[Any]

@@ -22,7 +22,7 @@ from cereal import (
     MapTransform,
     RenameTransform,
 )
-from cereal.core import execute
+from cereal.pipeline import execute
 
 ROWS, N = 4, 18
 SIZES = {"small": 16, "large": 1 << 16}  # float32 an element: 64 bytes, 256 KB

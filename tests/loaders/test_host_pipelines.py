@@ -27,9 +27,9 @@ from cereal import (
     WindowSource,
     ZipSource,
 )
-from cereal.loaders import host_scan
-from cereal.loaders.workers import routes
+from cereal.loaders.scan import host_scan
 from cereal.testing import assert_same, check_loader, check_resume
+from cereal.workers import rows_ahead as routes
 
 A = np.arange(17, dtype=np.float32)
 B = np.arange(100, 131, dtype=np.float32)

@@ -14,7 +14,7 @@ import pytest
 
 import cereal
 from cereal import BatchTransform, DataLoader, DiskSampleSource, HostRandomMapTransform
-from cereal.loaders import host_scan
+from cereal.loaders.scan import host_scan
 from cereal.testing import assert_same
 
 N, B = 42, 4  # an epoch of 11 steps, the last one half

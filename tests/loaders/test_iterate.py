@@ -20,7 +20,7 @@ from cereal import (
     MapTransform,
     RangeSource,
 )
-from cereal.loaders import iterator as iterator_module
+from cereal.loaders.iterators import iterator as iterator_module
 from cereal.testing import assert_same
 
 N = 200

@@ -23,7 +23,7 @@ from cereal import (
     RangeSource,
     masked_mean,
 )
-from cereal.loaders import iterator as iterator_module
+from cereal.loaders.iterators import iterator as iterator_module
 
 N, B = 64, 4
 WIDE = 1 << 15  # a batch of these is large: it is handed over without a program

@@ -16,9 +16,9 @@ import pytest
 
 import cereal
 from cereal import BlockShuffle, Bootstrap, ClassBalanced, DataLoader, WeightedSampling
-from cereal.core.ordering import Order
-from cereal.core.rows import Plan
-from cereal.core.state import make_words
+from cereal.order.ordering import Order
+from cereal.order.rows import Plan
+from cereal.pipeline.state import make_words
 from cereal.testing import assert_same, check_loader, check_resume, check_source
 
 N = 9

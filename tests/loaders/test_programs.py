@@ -14,8 +14,8 @@ import pytest
 from tests.compilations import compilations
 
 from cereal import BatchTransform, CacheTransform, DataLoader, RangeSource, evaluate
-from cereal.core.compiled import Latest
-from cereal.loaders import programs
+from cereal.functions.compiled import Latest
+from cereal.loaders.scan import programs
 
 Fn = Callable[..., Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cereal import BatchTransform, DataLoader, MapTransform, RangeSource
-from cereal.loaders import iterator as iterator_module
+from cereal.loaders.iterators import iterator as iterator_module
 
 N, STEPS, MANY = 600, 200, 16
 INFINITE = float("inf")

@@ -21,7 +21,7 @@ from cereal import (
     RandomMapTransform,
     RangeSource,
 )
-from cereal.loaders import epoch_scan
+from cereal.loaders.scan import epoch_scan
 from cereal.testing import assert_same
 
 pytestmark = pytest.mark.optimized

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tests.core.counter import Counter
+from tests.pipeline.counter import Counter
 
 import cereal
 from cereal import (

@@ -24,7 +24,7 @@ from cereal import (
     RandomMapTransform,
     WeightedSampling,
 )
-from cereal.core.transfer import to_device, to_host
+from cereal.device.transfer import to_device, to_host
 
 N, WIDE = 9, 70_000
 SMALL = {"x": np.ones((N, 2), np.float32), "y": np.arange(N, dtype=np.int32)}

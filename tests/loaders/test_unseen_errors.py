@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.core.programs import spread
+from tests.functions.programs import spread
 from tests.loaders.squares import B, N, at, make, square
-from tests.loaders.workers.reading import script
+from tests.workers.reading import script
 
 import cereal
 from cereal import BatchTransform, DataLoader, DiskSampleSource

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from tests.core.programs import gone
+from tests.functions.programs import gone
 from tests.rl.counting import KEY, Counting, Maker, first_batch, loader_of, stride
 
 import cereal

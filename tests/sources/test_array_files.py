@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 from cereal import MemmapSource, PipelineError, save_arrays
-from cereal.sources import array_files
-from cereal.sources.array_files import open_arrays
+from cereal.sources.files import array_files
+from cereal.sources.files.array_files import open_arrays
 
 
 def read(path: Path) -> Any:

@@ -25,7 +25,7 @@ from cereal import (
     kfold,
     split,
 )
-from cereal.core.state import make_words
+from cereal.pipeline.state import make_words
 from cereal.testing import assert_same, check_loader, check_resume, check_source
 
 

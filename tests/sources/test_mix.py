@@ -28,8 +28,8 @@ from cereal import (
     kfold,
     split,
 )
-from cereal.core.state import make_words
-from cereal.core.turns import turn_table
+from cereal.order.interleave import turn_table
+from cereal.pipeline.state import make_words
 from cereal.testing import assert_same, check_loader, check_resume, check_source
 
 NUMBERS = RangeSource(100_000)

@@ -19,8 +19,8 @@ from cereal import (
     PipelineError,
     save_arrays,
 )
-from cereal.sources.array_files import open_arrays
-from cereal.sources.on_disk import source_on_disk
+from cereal.sources.files.array_files import open_arrays
+from cereal.sources.files.on_disk import source_on_disk
 from cereal.testing import check_resume, check_source
 
 N = 11

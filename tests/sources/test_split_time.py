@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import cereal
 from cereal import BatchTransform, DataLoader, WindowSource, split_time
-from cereal.core.rows import Rows
+from cereal.order.rows import Rows
 from cereal.testing import assert_same, check_resume, check_source
 
 DATA = np.arange(100, dtype=np.float32)

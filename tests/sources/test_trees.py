@@ -28,12 +28,12 @@ from cereal import (
     kfold,
     split,
 )
-from cereal.core.branches import part_salt
-from cereal.core.lane_permutation import permute_lanes
-from cereal.core.rows import Rows
-from cereal.core.subset import shuffled_once
-from cereal.core.threefry import MIX, key_for, threefry
-from cereal.core.turns import turn_table, whole_parts
+from cereal.order.interleave import turn_table, whole_parts
+from cereal.order.lane_permutation import permute_lanes
+from cereal.order.rows import Rows
+from cereal.order.threefry import MIX, key_for, threefry
+from cereal.routes.branches import part_salt
+from cereal.routes.subset import shuffled_once
 from cereal.testing import assert_same
 
 LIMIT = 60

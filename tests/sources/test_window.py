@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from tests.core.programs import gone
+from tests.functions.programs import gone
 
 import cereal
 from cereal import BatchTransform, DataLoader, MapTransform, WindowSource
-from cereal.core.digest import digest
+from cereal.cache.digest import digest
 from cereal.testing import assert_same, check_loader, check_resume, check_source
 
 T = 23

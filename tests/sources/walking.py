@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cereal import BatchTransform, DataLoader
-from cereal.core.state import make_words
+from cereal.pipeline.state import make_words
 
 
 def visited(source: Any, epochs: int = 1, key: int = 0) -> np.ndarray:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.loaders.workers.reading import until
+from tests.workers.reading import until
 
 import cereal
 from cereal import (
@@ -29,8 +29,8 @@ from cereal import (
     RangeSource,
     SliceSource,
 )
-from cereal.core import elements
-from cereal.core.host import HostData, HostIndexed, living
+from cereal.pipeline import elements
+from cereal.pipeline.host_source import HostData, HostIndexed, living
 from cereal.testing import assert_same, check_loader, check_resume, check_source
 
 N = 24

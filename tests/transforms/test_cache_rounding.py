@@ -18,7 +18,7 @@ from cereal import (
     PipelineError,
     RangeSource,
 )
-from cereal.transforms import cache_check
+from cereal.cache import check as cache_check
 
 
 def normalised() -> list[Any]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.core.counter import Counter
+from tests.pipeline.counter import Counter
 
 import cereal
 from cereal import BatchTransform, DataLoader, FilterTransform, MapTransform, RangeSource

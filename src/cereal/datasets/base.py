@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from ..core.positional import IndexedSource
+from ..pipeline.positional import IndexedSource
 from ..sources.dataset import InMemoryDataset
-from ..sources.on_disk import source_on_disk
+from ..sources.files.on_disk import source_on_disk
 from .record import Arrays, Record
 from .storage import CacheDir, SplitFiles
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from ..core.errors import DatasetError
-from ..core.extras import needs
+from ..base.errors import DatasetError
+from ..base.extras import needs
 from ..sources.disk import DiskSampleSource
 from .readers.archives import ZipMembers
 from .record import Form, Record, RemoteFile

@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..core.atomic import as_usual
-from ..core.errors import DatasetError
-from ..core.foreign_errors import has_wrong_hash, timed_out
-from ..core.paths import as_path
+from ..base.atomic import as_usual
+from ..base.errors import DatasetError
+from ..base.foreign_errors import has_wrong_hash, timed_out
+from ..base.paths import as_path
 from .record import RemoteFile
 
 VARIABLE = "CEREAL_DATA_DIR"
@@ -174,7 +174,7 @@ def _in_short(error: Exception) -> str:
 
     if isinstance(error, exceptions.HTTPError) and error.response is not None:
         return f"HTTP {error.response.status_code} {error.response.reason}"
-    if isinstance(error, ValueError) and "hash" in str(error):
+    if has_wrong_hash(error):
         return "a file came whose hash is not the right one"
     if isinstance(error, exceptions.ProxyError):
         return "the proxy does not answer"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ..core.errors import PipelineError
-from ..core.positional import IndexedSource
+from ..base.errors import PipelineError
+from ..pipeline.positional import IndexedSource
 from .base import TRAIN, RecordedDataset
 from .readers.idx import read_pair, read_zipped_pair
 from .record import Arrays, Form, Record, RemoteFile, mirrored

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.errors import PipelineError
+from ..base.errors import PipelineError
 
 Arrays = dict[str, np.ndarray]
 Reader = Callable[[Sequence[Path], str], Arrays]

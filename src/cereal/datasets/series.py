@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..core.errors import PipelineError
-from ..core.numbers import as_count
-from ..core.positional import IndexedSource
+from ..base.errors import PipelineError
+from ..base.numbers import as_count
+from ..pipeline.positional import IndexedSource
 from ..sources.window import WindowSource
 from .base import ArrayDataset
 from .readers.table import read_column

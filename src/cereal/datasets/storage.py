@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.errors import DatasetError, PipelineError
-from ..sources.array_files import open_arrays, save_arrays
+from ..base.errors import DatasetError, PipelineError
+from ..sources.files.array_files import open_arrays, save_arrays
 from .fetching import VARIABLE, cannot_write, data_dir, locked, obtain, user_cache
 from .record import Arrays, Form, Record
 

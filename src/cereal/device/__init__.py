@@ -1,1 +1,1 @@
-"""WHERE data lies, how rows of it are gathered, and how they travel."""
+"""Where data lies, how rows of it are gathered, and how they travel."""

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..core.gathered import explicit_mesh, gathered, reshaped
-from ..core.jax_internals import run_on_host
+from ..base.jax_internals import run_on_host
+from .explicit_axes import explicit_mesh, gathered, reshaped
 from .words import WordRows
 
 # An H200 gathers bytes at 1.5 TB/s and words at 3.2 (the two bitcasts are free); below about a

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from ..core.capture import is_traced
-from ..core.errors import PipelineError
-from ..core.transfer import sent
+from ..base.capture import is_traced
+from ..base.errors import PipelineError
+from .transfer import sent
 from .words import pack, worth_packing
 
 

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..core.gathered import gathered, reshaped
-from ..core.pytree import pytree_dataclass, static_field
-from ..core.transfer import sent
+from ..base.pytree import pytree_dataclass, static_field
+from .explicit_axes import gathered, reshaped
+from .transfer import sent
 
 _LEAST_ROW_BYTES, _MOST_ROW_BYTES = 256, 4096
 

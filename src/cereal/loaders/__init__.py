@@ -1,7 +1,7 @@
-"""WHEN: the loader, its iterator, `evaluate`, `preview` and `cereal.jit`."""
+"""When: the loader, its iterators, its scans, its drawing, and `cereal.jit`."""
 
-from .batch_iterator import BatchIterator as BatchIterator
-from .evaluate import evaluate as evaluate
+from .iterators.batch_iterator import BatchIterator as BatchIterator
 from .jit import jit as jit
 from .loader import DataLoader as DataLoader
-from .preview import preview as preview
+from .masked_mean import masked_mean as masked_mean
+from .scan.evaluate import evaluate as evaluate

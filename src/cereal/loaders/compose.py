@@ -8,20 +8,20 @@ from typing import Any
 
 from jax.sharding import Sharding
 
-from ..core.array_trees import refuse_running
-from ..core.elsewhere import INIT_KEY
-from ..core.errors import PipelineError, UsageError
-from ..core.host_data import HostFunction
-from ..core.placement import check_layout, in_words
-from ..core.positional import Positional
-from ..core.pytree import is_pytree
-from ..core.source import Source
-from ..core.stage import Transform
-from ..core.taken import check_arrays
+from ..base.elsewhere import INIT_KEY
+from ..base.errors import PipelineError, UsageError
+from ..base.pytree import is_pytree
+from ..device.placement import check_layout, in_words
+from ..host.element_batch import check_arrays
+from ..host.host_data import HostFunction
+from ..pipeline.positional import Positional
+from ..pipeline.source import Source
+from ..pipeline.stage import Transform
+from ..sources.array_trees import refuse_running
 from ..sources.dataset import as_source, is_dataset
-from ..transforms.host_filter import HostFilterTransform
-from ..transforms.host_map import HostMapTransform
-from ..transforms.host_random_map import HostRandomMapTransform
+from ..transforms.host.filter import HostFilterTransform
+from ..transforms.host.map import HostMapTransform
+from ..transforms.host.random_map import HostRandomMapTransform
 
 
 def compose(pipeline: Any) -> Source[Any]:

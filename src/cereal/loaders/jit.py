@@ -9,8 +9,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 
-from ..core.capture import Discovered, eager, resolve, staging, substitution
-from ..core.errors import UsageError
+from ..base.capture import Discovered, eager, resolve, staging, substitution
+from ..base.errors import UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")

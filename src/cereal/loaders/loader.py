@@ -10,35 +10,33 @@ from typing import Any, ClassVar, Generic, Literal, Never, TypeVar, overload
 import jax
 import numpy as np
 
-from ..core.callback import raise_kept
-from ..core.capture import resolve
-from ..core.errors import UsageError
-from ..core.execute import read_rows
-from ..core.flax_states import enter_into_flax
-from ..core.host_data import identity_on_host
-from ..core.numbers import as_count, as_optional_count
-from ..core.pipeline import as_built, elements_of
-from ..core.policy import get_policy_state, set_policy_state
-from ..core.position import starts
-from ..core.positional import Positional
-from ..core.pytree import sealed_pytree_dataclass, set_fields
-from ..core.reading import SKIPPED
-from ..core.rows import routed_at
-from ..core.source import Mask, Source
-from ..core.state import PipelineState, check_state, key_words, make_words
-from ..core.traced_stage import current
-from ..core.transfer import to_device, to_host
-from ..core.unseen import raise_unseen
-from ..monitor.drawing import draw, summary
-from .batch_iterator import BatchIterator
+from ..base.capture import resolve
+from ..base.errors import UsageError
+from ..base.numbers import as_count, as_optional_count
+from ..base.pytree import sealed_pytree_dataclass, set_fields
+from ..base.unseen import raise_unseen
+from ..device.transfer import to_device, to_host
+from ..functions.traced_stage import current
+from ..host.callbacks import raise_kept
+from ..host.host_data import identity_on_host
+from ..order.position import starts
+from ..pipeline.elements import read_one
+from ..pipeline.pipeline import as_built, elements_of
+from ..pipeline.positional import Positional
+from ..pipeline.source import Mask, Source
+from ..pipeline.state import PipelineState, check_state, key_words, make_words
+from ..workers.options import check_options
+from ..workers.read_service import with_readers
 from .compose import compose, refuse_misplaced, refuse_options
-from .epoch_scan import check_body
-from .iterate import iterator_over, refuse_positional, refuse_random, refuse_traced
-from .learnt import Learnt
+from .drawing import draw, summary
+from .flax_states import enter_into_flax
+from .iterators.batch_iterator import BatchIterator
+from .iterators.iterate import iterator_over, refuse_positional, refuse_random, refuse_traced
+from .iterators.learnt import Learnt
 from .next_batch import NextBatch
-from .scan_epoch import scan_epoch
-from .workers.options import check_options
-from .workers.readers import with_readers
+from .policy_slot import get_policy_state, set_policy_state
+from .scan.epoch_scan import check_body
+from .scan.scan_epoch import scan_epoch
 
 T = TypeVar("T")
 Carry = TypeVar("Carry")
@@ -365,20 +363,7 @@ class DataLoader(Generic[T]):
         last = len(source) - 1
         whole = as_count(index, "index", "read_element", 0, last, error=UsageError)
         epoch = as_count(epoch, "epoch", "read_element", 0)
-        words = to_host(key_words(key))
-        rows = routed_at(source, np.array([whole]), words, epoch)
-        if source.traits.host and source.traits.by_python:
-            found = source._produce(rows).element(0)
-            if found is SKIPPED:
-                why = (
-                    "the iterator has ended"
-                    if source.traits.unknown_length
-                    else "it is filtered out"
-                )
-                raise UsageError(f"there is no element {whole}: {why}.")
-            return found
-        values, _ = read_rows(source, rows, masked=False)
-        return jax.tree.map(lambda x: x[0], values)
+        return read_one(source, whole, to_host(key_words(key)), epoch)
 
     def close(self) -> None:
         """Ends the threads that read ahead; they start again when the loader is used.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from ..core.capture import is_concrete
-from ..core.errors import UsageError
-from ..core.execute import run
-from ..core.flax_states import enter_into_flax
-from ..core.positional import Positional
-from ..core.source import Mask, Source
-from ..core.state import PipelineState, check_state, check_within, host_words
+from ..base.capture import is_concrete
+from ..base.errors import UsageError
+from ..pipeline.execute import run
+from ..pipeline.positional import Positional
+from ..pipeline.source import Mask, Source
+from ..pipeline.state import PipelineState, check_state, check_within, host_words
+from .flax_states import enter_into_flax
 
 T = TypeVar("T")
 _MISSING = object()

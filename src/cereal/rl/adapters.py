@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core.errors import PipelineError
-from ..core.held import Opaque, hold
-from ..core.pytree import pytree_dataclass, set_fields
+from ..base.errors import PipelineError
+from ..base.pytree import pytree_dataclass, set_fields
+from ..functions.opaque import Opaque, hold
 from .environment import Step
 
 

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from ..core.errors import PipelineError, UsageError
-from ..core.positional import Positional
-from ..core.pytree import pytree_dataclass, static_field
-from ..core.source import Mask, Source, check_source
-from ..core.spec import Spec, format_spec
-from ..core.stage import Transform
-from ..core.stream_stages import StreamWrapper
-from ..core.traits import Traits
+from ..base.errors import PipelineError, UsageError
+from ..base.pytree import pytree_dataclass, static_field
+from ..base.spec import Spec, format_spec
+from ..pipeline.positional import Positional
+from ..pipeline.source import Mask, Source, check_source
+from ..pipeline.stage import Transform
+from ..pipeline.stream_stages import StreamWrapper
+from ..pipeline.traits import Traits
 from .returns import aligned, backwards, check_leads
 
 T_co = TypeVar("T_co", covariant=True)

@@ -24,13 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from ..core.callback import as_numpy, guarded, poison
-from ..core.device_count import device_count_of_program
-from ..core.errors import PipelineError, StateError, UsageError, in_one_line
-from ..core.fitting import canonical, narrowed
-from ..core.foreign_errors import ran_inside_program
-from ..core.host_data import HostData, living
-from ..core.spec import Spec, format_spec
+from ..base.errors import PipelineError, StateError, UsageError, in_one_line
+from ..base.fitting import canonical, narrowed
+from ..base.foreign_errors import ran_inside_program
+from ..base.spec import Spec, format_spec
+from ..device.device_count import device_count_of_program
+from ..host.callbacks import as_numpy, guarded, poison
+from ..host.host_data import HostData, living
 from .environment import Step
 
 _NOWHERE = 0  # the generation of a state that a failed step gave

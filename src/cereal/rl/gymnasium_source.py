@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core.callback import raising
-from ..core.capture import eager
-from ..core.errors import PipelineError, in_one_line
-from ..core.extras import needs
-from ..core.function import function_name
-from ..core.numbers import as_optional_count
-from ..core.pytree import pytree_dataclass
-from ..core.source import Mask
-from ..core.traits import Traits
+from ..base.capture import eager
+from ..base.errors import PipelineError, in_one_line
+from ..base.extras import needs
+from ..base.numbers import as_optional_count
+from ..base.pytree import pytree_dataclass
+from ..functions.function import function_name
+from ..host.callbacks import raising
+from ..pipeline.source import Mask
+from ..pipeline.traits import Traits
 from .environment import Step
 from .gymnasium import GymnasiumEnvironments, Parts
 from .rollout import RolloutSource, RolloutState, Transition

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.errors import PipelineError
-from ..core.fitting import canonical
-from ..core.held import Opaque, hold
-from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.spec import format_spec
+from ..base.errors import PipelineError
+from ..base.fitting import canonical
+from ..base.pytree import pytree_dataclass, set_fields, static_field
+from ..base.spec import format_spec
+from ..functions.opaque import Opaque, hold
 from .adapters import Adapter
 from .environment import Step
 from .shape_checks import check_alike

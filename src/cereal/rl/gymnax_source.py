@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..core.errors import PipelineError
-from ..core.pytree import pytree_dataclass
+from ..base.errors import PipelineError
+from ..base.pytree import pytree_dataclass
 from .gymnax import GymnaxEnvironment
 from .policies import wrapper_of
 from .rollout import RolloutSource

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core.errors import PipelineError, first_line
-from ..core.function import Function, as_function, function_name
-from ..core.spec import Spec, format_spec, is_array_like
+from ..base.errors import PipelineError, first_line
+from ..base.spec import Spec, format_spec, is_array_like
+from ..functions.function import Function, as_function, function_name
 
 _WRITE = (
     "def policy_step(observation, policy_state, new_episode, key): ...; return action, policy_state"

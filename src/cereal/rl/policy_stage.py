@@ -10,15 +10,15 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 
-from ..core.errors import CerealError, PipelineError, UsageError, in_one_line
-from ..core.policy import PolicySlot, find_slot
-from ..core.positional import Positional
-from ..core.promise import as_built
-from ..core.pytree import pytree_dataclass, static_field
-from ..core.source import Mask, Source, check_source
-from ..core.spec import Spec, format_spec
-from ..core.stream_stages import StreamWrapper
-from ..core.traits import Traits
+from ..base.errors import CerealError, PipelineError, UsageError, in_one_line
+from ..base.pytree import pytree_dataclass, static_field
+from ..base.spec import Spec, format_spec
+from ..loaders.policy_slot import PolicySlot, find_slot
+from ..pipeline.check_stage import as_built
+from ..pipeline.positional import Positional
+from ..pipeline.source import Mask, Source, check_source
+from ..pipeline.stream_stages import StreamWrapper
+from ..pipeline.traits import Traits
 
 T_co = TypeVar("T_co", covariant=True)
 

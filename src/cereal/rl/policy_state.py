@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.policy import get_policy_state as get_policy_state
-from ..core.policy import set_policy_state
+from ..loaders.policy_slot import get_policy_state as get_policy_state
+from ..loaders.policy_slot import set_policy_state
 
 
 def set_loader_policy_state(state: Any, policy_state: Any) -> Any:

@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from ..core.errors import PipelineError
-from ..core.function import Function, as_function
-from ..core.numbers import as_count
-from ..core.positional import Positional
-from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.source import Source
-from ..core.spec import format_spec
-from ..core.stage import Stage
+from ..base.errors import PipelineError
+from ..base.numbers import as_count
+from ..base.pytree import pytree_dataclass, set_fields, static_field
+from ..base.spec import format_spec
+from ..functions.function import Function, as_function
+from ..pipeline.positional import Positional
+from ..pipeline.source import Source
+from ..pipeline.stage import Stage
 from .policy_stage import policy_stage
 from .returns import as_fraction, gae, n_step_returns, reward_to_go
 

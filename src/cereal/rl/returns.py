@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..core.capture import is_traced
-from ..core.errors import PipelineError, UsageError
-from ..core.numbers import as_count
-from ..core.spec import at_least_float32, format_spec
+from ..base.capture import is_traced
+from ..base.errors import PipelineError, UsageError
+from ..base.numbers import as_count
+from ..base.spec import at_least_float32, format_spec
 
 
 def reward_to_go(

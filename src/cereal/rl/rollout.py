@@ -18,22 +18,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core.capture import eager
-from ..core.compiled import TracedAgain
-from ..core.errors import PipelineError, StateError
-from ..core.execute import many_steps
-from ..core.foreign_errors import maps_what_is_shared
-from ..core.function import Function
-from ..core.held import Opaque, hold
-from ..core.numbers import as_count
-from ..core.policy import PolicySlot, empty_slot, get_policy_state, set_policy_state
-from ..core.pytree import pytree_dataclass, set_copy, set_fields, static_field
-from ..core.source import Mask
-from ..core.spec import Spec, strong
-from ..core.state import key_words
-from ..core.stream_stages import CompiledStream
-from ..core.threefry import ROLLOUT, key_for, threefry
-from ..core.wide import plus
+from ..base.capture import eager
+from ..base.errors import PipelineError, StateError
+from ..base.foreign_errors import maps_what_is_shared
+from ..base.numbers import as_count
+from ..base.pytree import pytree_dataclass, set_copy, set_fields, static_field
+from ..base.spec import Spec, strong
+from ..functions.compiled import TracedAgain
+from ..functions.function import Function
+from ..functions.opaque import Opaque, hold
+from ..loaders.policy_slot import PolicySlot, empty_slot, get_policy_state, set_policy_state
+from ..order.threefry import ROLLOUT, key_for, threefry
+from ..order.words64 import plus
+from ..pipeline.execute import many_steps
+from ..pipeline.source import Mask
+from ..pipeline.state import key_words
+from ..pipeline.stream_stages import CompiledStream
 from .environment import Environment, Step
 from .policies import Axes, as_axes, as_policy, as_template, over_environments
 from .returns import aligned

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core.errors import CerealError, PipelineError, in_one_line
-from ..core.inner_functions import inner_programs
-from ..core.spec import Spec, format_spec, is_array_like
+from ..base.errors import CerealError, PipelineError, in_one_line
+from ..base.spec import Spec, format_spec, is_array_like
+from ..functions.inner_functions import inner_programs
 from .environment import Step
 
 _MANY_OPERATIONS = 800

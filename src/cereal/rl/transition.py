@@ -6,8 +6,8 @@ from typing import Any, NotRequired, TypedDict
 
 import jax
 
-from ..core.policy import PolicySlot
-from ..core.pytree import pytree_dataclass
+from ..base.pytree import pytree_dataclass
+from ..loaders.policy_slot import PolicySlot
 
 
 class Transition(TypedDict):

@@ -7,18 +7,18 @@ from typing import Any, Generic, TypeVar
 import jax
 import numpy as np
 
-from ..core.array_trees import array_leaves, refuse_list
-from ..core.errors import PipelineError
-from ..core.fitting import check_fits
-from ..core.ordering import Order, as_order
-from ..core.positional import IndexedSource
-from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.rows import narrow
-from ..core.spec import Spec, spec_of
-from ..core.traits import Traits
+from ..base.errors import PipelineError
+from ..base.fitting import check_fits
+from ..base.pytree import pytree_dataclass, set_fields, static_field
+from ..base.spec import Spec, spec_of
 from ..device.gather import take_rows
 from ..device.storage import settle
 from ..device.words import WordRows
+from ..order.ordering import Order, as_order
+from ..order.rows import narrow
+from ..pipeline.positional import IndexedSource
+from ..pipeline.traits import Traits
+from .array_trees import array_leaves, refuse_list
 from .arrays_on_host import ArraysOnHost, InMemory
 from .index_key import check_index_key, with_index
 

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..core.host import HostIndexed
-from ..core.host_data import HostData
-from ..core.ordering import Order, Sequential
-from ..core.pytree import pytree_dataclass, static_field
-from ..core.reading import read_context
-from ..core.spec import Spec
+from ..base.pytree import pytree_dataclass, static_field
+from ..base.spec import Spec
+from ..host.host_data import HostData
+from ..host.read_context import read_context
+from ..order.ordering import Order, Sequential
+from ..pipeline.host_source import HostIndexed
 from .index_key import with_index
 
 

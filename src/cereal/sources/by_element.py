@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, TypeVar
 
-from ..core.host import HostIndexed, first_element
-from ..core.host_data import HostData
-from ..core.reading import at_element
-from ..core.rows import Rows
-from ..core.spec import Spec
-from ..core.taken import ElementBatch
-from ..core.traits import Traits
+from ..base.spec import Spec
+from ..host.element_batch import ElementBatch
+from ..host.host_data import HostData
+from ..host.read_context import at_element
+from ..order.rows import Rows
+from ..pipeline.host_source import HostIndexed, first_element
+from ..pipeline.traits import Traits
 
 T_co = TypeVar("T_co", covariant=True)
 

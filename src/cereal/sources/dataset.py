@@ -9,21 +9,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..core.array_trees import array_leaves, is_frame, leaves_of_tree, refuse_no_data
-from ..core.errors import PipelineError
-from ..core.host import one_by_one
-from ..core.ordering import Order, Sequential, as_order
-from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.reading import read_context
-from ..core.rows import Rows
-from ..core.spec import Spec, is_array_like
-from ..core.taken import ElementBatch, spec_of_element
-from ..core.traits import Traits
+from ..base.errors import PipelineError
+from ..base.pytree import pytree_dataclass, set_fields, static_field
+from ..base.spec import Spec, is_array_like
+from ..host.element_batch import ElementBatch, spec_of_element
+from ..host.read_context import read_context
+from ..order.ordering import Order, Sequential, as_order
+from ..order.rows import Rows
+from ..pipeline.host_source import one_by_one
+from ..pipeline.traits import Traits
 from .array import ArraySampleSource
+from .array_trees import array_leaves, is_frame, leaves_of_tree, refuse_no_data
 from .by_element import ByElement, ElementData
+from .files.memmap import MemmapSource
 from .grain_epochs import Epochs, epochs_of
 from .length import check_length
-from .memmap import MemmapSource
 
 _OWNER = "DatasetSource"
 

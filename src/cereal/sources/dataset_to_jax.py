@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..core.array_trees import array_leaves, leaves_of_tree, refuse_no_data
-from ..core.errors import PipelineError, first_line
-from ..core.fitting import check_fits
-from ..core.taken import is_leaf
+from ..base.errors import PipelineError, first_line
+from ..base.fitting import check_fits
 from ..device.storage import as_device, native
+from ..host.element_batch import is_leaf
+from .array_trees import array_leaves, leaves_of_tree, refuse_no_data
 
 
 def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..core.errors import PipelineError
-from ..core.function import arguments_taken, function_name
-from ..core.numbers import as_count
-from ..core.ordering import Order, Sequential, as_order
-from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.spec import Spec, as_override
-from ..core.taken import spec_of_element
-from ..core.traits import Traits
+from ..base.errors import PipelineError
+from ..base.numbers import as_count
+from ..base.pytree import pytree_dataclass, set_fields, static_field
+from ..base.spec import Spec, as_override
+from ..functions.function import arguments_taken, function_name
+from ..host.element_batch import spec_of_element
+from ..order.ordering import Order, Sequential, as_order
+from ..pipeline.traits import Traits
 from .by_element import ByElement, ElementData
 from .length import check_length
 

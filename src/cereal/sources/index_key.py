@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.errors import PipelineError
+from ..base.errors import PipelineError
 
 
 def check_index_key(elements: Any, index_key: Any, owner: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..core.errors import PipelineError
-from ..core.permutation import MAX_HOST
+from ..base.errors import PipelineError
+from ..order.permutation import MAX_HOST
 
 
 def check_length(n: int, what: str, owner: str) -> None:

@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.errors import PipelineError
-from ..core.host import first_element
-from ..core.numbers import as_whole
-from ..core.ordering import Order, Sequential, as_order
-from ..core.permutation import MAX_TRACED
-from ..core.positional import IndexedSource
-from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.rows import Rows, narrow
-from ..core.taken import ElementBatch
-from ..core.traits import Traits
+from ..base.errors import PipelineError
+from ..base.numbers import as_whole
+from ..base.pytree import pytree_dataclass, set_fields, static_field
+from ..host.element_batch import ElementBatch
+from ..order.ordering import Order, Sequential, as_order
+from ..order.permutation import MAX_TRACED
+from ..order.rows import Rows, narrow
+from ..pipeline.host_source import first_element
+from ..pipeline.positional import IndexedSource
+from ..pipeline.traits import Traits
 from .index_key import check_index_key, with_index
 
 

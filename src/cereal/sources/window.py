@@ -10,23 +10,23 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..core.array_trees import refuse_list
-from ..core.errors import PipelineError
-from ..core.fitting import canonical, narrowed
-from ..core.host import HostIndexed
-from ..core.numbers import as_count, as_fractions
-from ..core.ordering import Order, Sequential, as_order
-from ..core.permutation import MAX_TRACED
-from ..core.pytree import pytree_dataclass, set_copy, set_fields, static_field
-from ..core.source import Source
-from ..core.spec import Spec, spec_of
-from ..core.traits import Traits
+from ..base.errors import PipelineError
+from ..base.fitting import canonical, narrowed
+from ..base.numbers import as_count, as_fractions
+from ..base.pytree import pytree_dataclass, set_copy, set_fields, static_field
+from ..base.spec import Spec, spec_of
 from ..device.gather import take_windows
 from ..device.storage import place_array
+from ..order.ordering import Order, Sequential, as_order
+from ..order.permutation import MAX_TRACED
+from ..pipeline.host_source import HostIndexed
+from ..pipeline.source import Source
+from ..pipeline.traits import Traits
 from .array import leaf_name, one_length
-from .mapped import MappedArrays
-from .routed import Routed, adopt
-from .slice import SliceSource, make_slice, part_of
+from .array_trees import refuse_list
+from .combined.routed import Routed, adopt
+from .combined.slice import SliceSource, make_slice, part_of
+from .files.mapped import MappedArrays
 
 _OWNER = "WindowSource"
 

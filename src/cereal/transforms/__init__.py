@@ -5,10 +5,10 @@ from .cache import CacheTransform as CacheTransform
 from .collate import pad_collate as pad_collate
 from .device_put import DevicePutTransform as DevicePutTransform
 from .filter import FilterTransform as FilterTransform
-from .host_callback import HostCallbackTransform as HostCallbackTransform
-from .host_filter import HostFilterTransform as HostFilterTransform
-from .host_map import HostMapTransform as HostMapTransform
-from .host_random_map import HostRandomMapTransform as HostRandomMapTransform
+from .host.callback import HostCallbackTransform as HostCallbackTransform
+from .host.filter import HostFilterTransform as HostFilterTransform
+from .host.map import HostMapTransform as HostMapTransform
+from .host.random_map import HostRandomMapTransform as HostRandomMapTransform
 from .image import FlattenImageTransform as FlattenImageTransform
 from .image import NormalizeImageTransform as NormalizeImageTransform
 from .map import MapTransform as MapTransform

@@ -10,22 +10,22 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from ..core.capture import callers_level
-from ..core.errors import PipelineError
-from ..core.host_data import HostFunction
-from ..core.host_stage import as_host_function, below_host_stage
-from ..core.numbers import as_count
-from ..core.pipeline import attach, root_of
-from ..core.placed import Batching
-from ..core.position import Remainder, steps_in
-from ..core.positional import Positional
-from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.source import Mask, Source, check_source
-from ..core.spec import Spec, as_override
-from ..core.stage import Transform
-from ..core.stream_stages import StreamWrapper
-from ..core.taken import check_arrays
-from ..core.traits import Traits
+from ..base.capture import callers_level
+from ..base.errors import PipelineError
+from ..base.numbers import as_count
+from ..base.pytree import pytree_dataclass, set_fields, static_field
+from ..base.spec import Spec, as_override
+from ..host.element_batch import check_arrays
+from ..host.host_data import HostFunction
+from ..order.position import Remainder, steps_in
+from ..pipeline.host_stage import as_host_function, below_host_stage
+from ..pipeline.pipeline import attach, root_of
+from ..pipeline.placed import Batching
+from ..pipeline.positional import Positional
+from ..pipeline.source import Mask, Source, check_source
+from ..pipeline.stage import Transform
+from ..pipeline.stream_stages import StreamWrapper
+from ..pipeline.traits import Traits
 from .collated import check_batch, collate_with
 
 T = TypeVar("T")

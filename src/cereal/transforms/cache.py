@@ -10,23 +10,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.cache_name import Named, check_version
-from ..core.capture import any_traced
-from ..core.elements import chunks_of, read_elements
-from ..core.errors import PipelineError
-from ..core.gathered import explicit_mesh
-from ..core.host import HostIndexed
-from ..core.ordering import Order
-from ..core.permutation import MAX_TRACED
-from ..core.positional import IndexedSource
-from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.source import Source
-from ..core.spec import Spec
-from ..core.stage import Stage, Transform
-from ..core.taken import check_arrays
-from ..core.traits import StageTraits, Traits
+from ..base.capture import any_traced
+from ..base.errors import PipelineError
+from ..base.pytree import pytree_dataclass, set_fields, static_field
+from ..base.spec import Spec
+from ..cache.name import Named, check_version
+from ..cache.store import CacheStore
+from ..device.explicit_axes import explicit_mesh
+from ..host.element_batch import check_arrays
+from ..order.ordering import Order
+from ..order.permutation import MAX_TRACED
+from ..pipeline.elements import chunks_of, read_elements
+from ..pipeline.host_source import HostIndexed
+from ..pipeline.positional import IndexedSource
+from ..pipeline.source import Source
+from ..pipeline.stage import Stage, Transform
+from ..pipeline.traits import StageTraits, Traits
 from ..sources.array import ArraySampleSource
-from .cache_store import CacheStore
 
 T = TypeVar("T")
 Kept = tuple[tuple[str, Any], ...]  # traits, by name

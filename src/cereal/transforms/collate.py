@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..core.errors import PipelineError
-from ..core.fitting import canonical, narrowed
-from ..core.numbers import as_count
-from ..core.reading import read_context
-from ..core.taken import as_array, is_leaf
+from ..base.errors import PipelineError
+from ..base.fitting import canonical, narrowed
+from ..base.numbers import as_count
+from ..host.element_batch import as_array, is_leaf
+from ..host.read_context import read_context
 
 
 def pad_collate(

@@ -9,18 +9,18 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from ..core.errors import PipelineError
-from ..core.host_data import HostFunction
-from ..core.host_loop import as_promised, made_batch
-from ..core.host_stage import in_short
-from ..core.placed import Batching
-from ..core.position import Remainder
-from ..core.pytree import pytree_dataclass, set_copy, static_field
-from ..core.reading import SKIPPED
-from ..core.rows import Rows, host_rows_at
-from ..core.spec import Spec, format_spec
-from ..core.taken import check_arrays, protected, spec_of_element
-from ..core.traits import Traits
+from ..base.errors import PipelineError
+from ..base.pytree import pytree_dataclass, set_copy, static_field
+from ..base.spec import Spec, format_spec
+from ..host.element_batch import check_arrays, protected, spec_of_element
+from ..host.host_data import HostFunction
+from ..host.read_context import SKIPPED
+from ..order.position import Remainder
+from ..order.rows import Rows, host_rows_at
+from ..pipeline.host_loop import as_promised, made_batch
+from ..pipeline.host_stage import in_short
+from ..pipeline.placed import Batching
+from ..pipeline.traits import Traits
 
 
 @pytree_dataclass

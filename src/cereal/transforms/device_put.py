@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 
 import jax
 
-from ..core.placement import check_layout, in_words
-from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.source import Source
-from ..core.stage import Stage
-from ..core.traits import StageTraits
+from ..base.pytree import pytree_dataclass, set_fields, static_field
+from ..device.placement import check_layout, in_words
 from ..device.storage import as_device
+from ..pipeline.source import Source
+from ..pipeline.stage import Stage
+from ..pipeline.traits import StageTraits
 
 T = TypeVar("T")
 

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, TypeVar
 
 import jax
 
-from ..core.function import Function, as_decision, as_function
-from ..core.pytree import pytree_dataclass, set_fields
-from ..core.source import Source
-from ..core.stage import Stage
-from ..core.traits import StageTraits
+from ..base.pytree import pytree_dataclass, set_fields
+from ..functions.function import Function, as_decision, as_function
+from ..pipeline.source import Source
+from ..pipeline.stage import Stage
+from ..pipeline.traits import StageTraits
 
 T = TypeVar("T")
 

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.errors import PipelineError
-from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.source import Source
-from ..core.spec import at_least_float32
-from ..core.stage import Stage
-from ..core.traits import StageTraits
+from ..base.errors import PipelineError
+from ..base.pytree import pytree_dataclass, set_fields, static_field
+from ..base.spec import at_least_float32
+from ..pipeline.source import Source
+from ..pipeline.stage import Stage
+from ..pipeline.traits import StageTraits
 
 T = TypeVar("T")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast, overload
 
-from ..core.errors import PipelineError
-from ..core.function import Function, as_function, takes_second
-from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.source import Source
-from ..core.spec import Spec, as_override, format_spec
-from ..core.stage import Stage
+from ..base.errors import PipelineError
+from ..base.pytree import pytree_dataclass, set_fields, static_field
+from ..base.spec import Spec, as_override, format_spec
+from ..functions.function import Function, as_function, takes_second
+from ..pipeline.source import Source
+from ..pipeline.stage import Stage
 
 B = TypeVar("B")
 

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 
-from ..core.errors import PipelineError
-from ..core.function import Function, as_function, takes_second
-from ..core.promise import check_per_element
-from ..core.pytree import pytree_dataclass, set_fields
-from ..core.stage import Stage
-from ..core.traits import StageTraits
+from ..base.errors import PipelineError
+from ..base.pytree import pytree_dataclass, set_fields
+from ..functions.function import Function, as_function, takes_second
+from ..pipeline.check_stage import check_per_element
+from ..pipeline.stage import Stage
+from ..pipeline.traits import StageTraits
 
 B = TypeVar("B")
 

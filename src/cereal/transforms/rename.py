@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ..core.errors import PipelineError
-from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.stage import Stage
-from ..core.traits import StageTraits
+from ..base.errors import PipelineError
+from ..base.pytree import pytree_dataclass, set_fields, static_field
+from ..pipeline.stage import Stage
+from ..pipeline.traits import StageTraits
 
 
 @pytree_dataclass

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.errors import PipelineError
-from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.spec import Spec, format_spec
-from ..core.stage import Stage
-from ..core.traits import StageTraits
+from ..base.errors import PipelineError
+from ..base.pytree import pytree_dataclass, set_fields, static_field
+from ..base.spec import Spec, format_spec
+from ..pipeline.stage import Stage
+from ..pipeline.traits import StageTraits
 
 _OWNER = "TimeSeriesBatchTransform"
 

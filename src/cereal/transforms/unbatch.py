@@ -8,20 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.errors import PipelineError
-from ..core.ordering import Order
-from ..core.pipeline import Pipeline, before_last, root_of
-from ..core.placed import Batching
-from ..core.positional import IndexedSource
-from ..core.pytree import pytree_dataclass, static_field
-from ..core.rows import Rows
-from ..core.source import Mask, Source, check_source
-from ..core.spec import Spec
-from ..core.stage import Transform
-from ..core.stream_stages import StreamWrapper
-from ..core.traits import Traits
-from ..sources.members import OverMembers
-from ..sources.routed import check_part
+from ..base.errors import PipelineError
+from ..base.pytree import pytree_dataclass, static_field
+from ..base.spec import Spec
+from ..order.ordering import Order
+from ..order.rows import Rows
+from ..pipeline.pipeline import Pipeline, before_last, root_of
+from ..pipeline.placed import Batching
+from ..pipeline.positional import IndexedSource
+from ..pipeline.source import Mask, Source, check_source
+from ..pipeline.stage import Transform
+from ..pipeline.stream_stages import StreamWrapper
+from ..pipeline.traits import Traits
+from ..sources.combined.over_members import OverMembers
+from ..sources.combined.routed import check_part
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

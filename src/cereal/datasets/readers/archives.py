@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.errors import DatasetError
+from ...base.errors import DatasetError
 
 _GZIP = b"\x1f\x8b"
 _STORED, _DEFLATED = 0, 8

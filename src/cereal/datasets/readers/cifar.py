@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import DatasetError
+from ...base.errors import DatasetError
 from ..record import Arrays, Reader
 from .archives import tar_members
 from .unpickled import unpickled

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.errors import DatasetError
+from ...base.errors import DatasetError
 from ..record import Arrays
 from .archives import ZipMembers, unzipped
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import DatasetError
+from ...base.errors import DatasetError
 
 _MOST = float(np.finfo(np.float32).max)
 

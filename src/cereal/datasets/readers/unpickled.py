@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import DatasetError
+from ...base.errors import DatasetError
 
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 _NAMED = ("GLOBAL", "STACK_GLOBAL")

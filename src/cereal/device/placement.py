@@ -1,0 +1,228 @@
+"""Where batches go: outside of programs arrays are moved, inside of them they are constrained.
+
+One sharding serves a whole batch: an array takes the leading part of the spec that it has axes for.
+
+    P("data", "model")    image [16, 8]  P("data", "model")
+                          label [16]     P("data")          and the mask
+                          scale []       P()                on every device
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from ..base.capture import is_concrete, is_traced, staging
+from ..base.errors import PipelineError, UsageError, first_line
+from ..base.foreign_errors import lacks_mesh
+from ..base.spec import format_spec
+
+
+def place(values: Any, placement: Any, lead: int = 0) -> Any:
+    """A tree of arrays on a device or sharding, moved there, or inside of a program constrained.
+
+    `lead` counts the axes before those of a batch, where several are stacked.
+    """
+    return jax.tree.map(lambda x: _place(x, placement, lead), values)
+
+
+def layout(values: Any, placement: Any) -> Any:
+    """The tree of what every array goes to, as `jax.device_put` takes it."""
+    if not isinstance(placement, NamedSharding):
+        return placement
+    return jax.tree.map(lambda x: fitted(placement, x.ndim), values)
+
+
+@lru_cache(maxsize=256)
+def fitted(placement: Any, axes: int, lead: int = 0) -> Any:
+    """The placement of an array of so many axes."""
+    if not isinstance(placement, NamedSharding):
+        return placement
+    spec = (*(None,) * lead, *placement.spec)
+    if not lead and len(spec) <= axes:
+        return placement
+    kept = PartitionSpec(*spec[:axes])
+    return NamedSharding(placement.mesh, kept, memory_kind=placement.memory_kind)
+
+
+def in_words(placement: Any) -> str:
+    """A placement as drawings and errors call it: `P('data', 'model') over data=4, model=2`."""
+    if not isinstance(placement, NamedSharding):
+        return str(placement)
+    kind = f" in {placement.memory_kind}" if _elsewhere(placement) else ""
+    axes = ", ".join(f"{name}={size}" for name, size in placement.mesh.shape.items())
+    return f"{placement.spec} over {axes}{kind}"
+
+
+def placed(traits: Any, values: Any, mask: Any) -> tuple[Any, Any]:
+    """A step's values and mask where the pipeline says; for programs that hold many steps."""
+    if traits.placement is None:
+        return values, mask
+    check_callbacks(traits)
+    return place((values, mask), traits.placement)
+
+
+def _place(x: Any, placement: Any, lead: int) -> Any:
+    if is_traced(x):
+        return _constrained(x, placement, lead)
+    here = x.devices() if isinstance(x, jax.Array) else None
+    if isinstance(placement, jax.Device) and here == {placement}:
+        return x  # device_put of an array that is there already costs more than this look
+    return jax.device_put(x, fitted(placement, x.ndim, lead))
+
+
+# Inside of programs
+
+
+def _constrained(x: Any, placement: Any, lead: int) -> Any:
+    if isinstance(placement, jax.Device):
+        if placement == _default_device():  # where programs run that nobody sent elsewhere
+            return x
+        placement = SingleDeviceSharding(placement)
+    _check_in_program(placement)
+    sharding = fitted(placement, x.ndim, lead)
+    recorded = staging()
+    if not isinstance(sharding, NamedSharding):
+        there = jax.lax.with_sharding_constraint if recorded else jax.device_put
+        return there(x, sharding)
+    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
+    if not recorded:  # an eager `vmap`: it may lie on other devices
+        x = jax.device_put(x, everywhere)
+    if AxisType.Explicit not in sharding.mesh.axis_types:
+        return jax.lax.with_sharding_constraint(x, sharding)
+    if jax.typeof(x).sharding.mesh != sharding.mesh.abstract_mesh:
+        x = jax.device_put(x, everywhere)  # brings the mesh into the program; `reshard` does not
+    return jax.sharding.reshard(x, sharding)
+
+
+def _default_device() -> Any:
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if device is None or isinstance(device, str):
+        return jax.local_devices(backend=device)[0]
+    return device
+
+
+def _check_in_program(placement: Any) -> None:
+    """What a program cannot do about the place of an array is refused, not ignored."""
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    if manual:
+        raise UsageError(
+            f"DevicePutTransform cannot place batches inside of `shard_map` (over {manual}), where "
+            f"every device has its own; leave it out of this pipeline."
+        )
+    if _elsewhere(placement):
+        raise UsageError(
+            f"DevicePutTransform cannot place batches in {placement.memory_kind!r} memory inside "
+            f"of a program; leave `memory_kind=` out, or take batches from `iterate`."
+        )
+    if isinstance(placement, NamedSharding):
+        mesh = placement.mesh
+        kind_of = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        kinds = {kind_of[name] for name in _names(placement.spec)}
+        if {AxisType.Auto, AxisType.Explicit} <= kinds:
+            raise UsageError(
+                f"DevicePutTransform: {placement.spec} names axes of both kinds, Auto and "
+                f"Explicit, which JAX cannot place inside of a program; make all axes of the mesh "
+                f"of one kind: `jax.make_mesh(..., axis_types=...)`."
+            )
+
+
+def _elsewhere(sharding: Any) -> bool:
+    """Whether it names other memory than a device computes in."""
+    usual = next(iter(sharding.device_set)).default_memory().kind
+    return sharding.memory_kind not in (None, usual)
+
+
+def _names(spec: Any) -> list[str]:
+    """The axes of the mesh that a spec names."""
+    parts = [part if isinstance(part, tuple) else (part,) for part in spec]
+    return [name for part in parts for name in part if isinstance(name, str)]
+
+
+def check_callbacks(traits: Any) -> None:
+    """Ordered callbacks run on one device only."""
+    placement = traits.placement
+    devices = placement.device_set if isinstance(placement, Sharding) else ()
+    if traits.callbacks and len(devices) > 1:
+        raise UsageError(
+            f"a HostCallbackTransform runs in order, which JAX does on one device only, and "
+            f"DevicePutTransform spreads this program over {len(devices)}; take batches from "
+            f"`iterate` or `next_batch` outside of `jit`, or leave one of them out."
+        )
+
+
+def refuse_unmapped(error: ValueError) -> None:
+    """Says in words what JAX cannot do with functions that have rules of their own."""
+    if lacks_mesh(error):
+        raise UsageError(
+            "JAX cannot map these states over a mesh with explicit axes: a stage has a loop, or a "
+            "function with its own gradient (`jax.nn.relu`), that was traced without the mesh. "
+            "Make the mesh with `jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,))`."
+        ) from error
+
+
+def check_given(placement: Any, **given: Any) -> None:
+    """Arrays that were put elsewhere cannot come into a program that runs where batches go."""
+    if placement is None:
+        return
+    there = {placement} if isinstance(placement, jax.Device) else placement.device_set
+    for name, tree in given.items():
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            if is_concrete(leaf) and leaf.committed and leaf.sharding.device_set != there:
+                named = isinstance(placement, NamedSharding)
+                wanted = "NamedSharding(mesh, PartitionSpec())" if named else "device"
+                raise UsageError(
+                    f"one program runs on one set of devices: DevicePutTransform puts batches on "
+                    f"{_devices(there)}, but `{name}{jax.tree_util.keystr(path)}` was put on "
+                    f"{_devices(leaf.sharding.device_set)}; write "
+                    f"`{name} = jax.device_put({name}, {wanted})` before."
+                )
+
+
+def joining(state: Any, placement: Any) -> Any:
+    """A state that enters a program over several devices as it will leave it, on all of them.
+
+    Otherwise the second epoch, which begins with the state of the first, would compile again.
+    """
+    if not isinstance(placement, NamedSharding):
+        return state
+    everywhere = NamedSharding(placement.mesh, PartitionSpec())
+
+    def put(leaf: Any) -> Any:
+        moves = is_concrete(leaf) and (leaf.is_fully_replicated or not leaf.committed)
+        return jax.device_put(leaf, everywhere) if moves else leaf
+
+    return jax.tree.map(put, state)
+
+
+def _devices(devices: Any) -> str:
+    ids = sorted(devices, key=lambda d: d.id)
+    names = ", ".join(f"{d.platform}:{d.id}" for d in ids[:4])
+    return names if len(ids) <= 4 else f"{names} and {len(ids) - 4} more"
+
+
+# When a pipeline is built
+
+
+def check_layout(sharding: Any, spec: Any, lanes: tuple[int, ...], label: str) -> None:
+    """Refuses batches, or masks of these lanes, that a sharding cannot lay out."""
+    leaves = [(leaf, "") for leaf in jax.tree.leaves(spec)]
+    mask = jax.ShapeDtypeStruct(lanes, bool)
+    for leaf, name in (*leaves, (mask, "the mask, ")):
+        try:
+            fitted(sharding, len(leaf.shape)).shard_shape(leaf.shape)
+        except (ValueError, IndexError) as error:
+            raise PipelineError(
+                f"{label}: {name}{format_spec(leaf)} cannot be laid out so: {first_line(error)}; "
+                f"choose a batch size that the devices divide, and put this stage after the "
+                f"BatchTransform."
+            ) from error
+    spread = isinstance(sharding, NamedSharding) and _names(sharding.spec)
+    if spread and not any(leaf.shape for leaf, _ in leaves):
+        raise PipelineError(
+            f"{label}: {format_spec(spec)} cannot be spread, since it has no axes; put this stage "
+            f"after the BatchTransform."
+        )

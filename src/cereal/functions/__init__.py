@@ -1,0 +1,1 @@
+"""What a user's function means: proved unchanged, or traced again."""

@@ -1,0 +1,79 @@
+"""Functions that are traced at every call, and compiled once for what they trace to."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+
+from ..base.capture import eager
+from .meaning import Traced, trace
+
+
+class Latest:
+    """A table of the values that were used last; thread-safe."""
+
+    most = 64
+
+    def __init__(self, most: int | None = None) -> None:
+        if most is not None:
+            self.most = most
+        self._lock = threading.RLock()
+        self._made: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Any] = lambda: None) -> Any:
+        """The value under a key, made if there is none."""
+        with self._lock:
+            found = self._made.get(key)
+            found = make() if found is None else found
+            return None if found is None else self.put(key, found)
+
+    def put(self, key: Hashable, value: Any) -> Any:
+        """Keeps a value, and drops the one that was not used for longest."""
+        with self._lock:
+            self._made.pop(key, None)
+            self._made[key] = value
+            if len(self._made) > self.most:
+                self._made.popitem(last=False)
+            return value
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._made.clear()
+
+
+compiled = Latest()
+
+
+def compiled_once(key: Hashable, traced: Traced, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, compiled, which calls `traced` and depends on nothing else but `key`."""
+    make = lambda: jax.jit(lambda *args: run(*args))  # noqa: E731
+    return make() if traced.meaning is None else compiled.get(key, make)
+
+
+class TracedAgain:
+    """A function that is traced once for arguments of one kind, for as long as this is kept."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+        self._traced: dict[Hashable, tuple[Any, list[Any]]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        leaves, kind = jax.tree.leaves(args), kind_of(args)
+        if kind not in self._traced:
+            traced, arrays = trace(self._fn, *args, compiled_only=eager())
+            self._traced[kind] = compiled_once(traced, traced, traced), arrays
+        run, arrays = self._traced[kind]
+        return run(arrays, leaves)
+
+
+def kind_of(values: Any) -> Hashable:
+    """The structure and types of a tree of arrays, or of their specs."""
+    leaves, structure = jax.tree.flatten(values)
+    return structure, tuple(map(jax.typeof, leaves))

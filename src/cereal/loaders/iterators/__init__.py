@@ -1,0 +1,1 @@
+"""Loops over batches, with an exact state after each."""

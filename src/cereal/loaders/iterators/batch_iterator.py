@@ -1,0 +1,134 @@
+"""What all iterators over batches share: turns of threads, the end, the state.
+
+To hand out a batch changes one reference or one number, as the last thing that is done. So after an
+interrupt at any line, and for another thread that reads `state`, the batch was handed out or was
+not, and nothing is in between.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+from ...base.errors import EpochWarning, UsageError
+from ...base.unseen import raise_unseen
+from ...pipeline.source import Mask
+from ...pipeline.walk import Key
+
+T = TypeVar("T")
+
+
+class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
+    """Gives `(batch, mask)`; its `state` is exact after every batch and can be set.
+
+    Threads may share one: they take turns, and every batch goes to exactly one of them. (It could
+    raise as a generator does, but only when two threads happen to meet: an error that comes once
+    in an hour.) Its `state` is then that after all batches which any of them was handed.
+
+    >>> import cereal
+    >>> loader = cereal.DataLoader([cereal.RangeSource(10), cereal.BatchTransform(4)])
+    >>> batches = loader.iterate(loader.init_state(0))
+    >>> batch, mask = next(batches)
+    >>> batches.state
+    PipelineState(key=(0, 0), epoch=0, offset=4)
+    """
+
+    _bar: Any
+    # The key and epoch that it begins with, if it is to run that epoch from its beginning to its
+    # end, and what comes depends on the key.
+    began: tuple[Key, int] | None = None
+
+    def __init__(self) -> None:
+        # Two locks, each in a `with`, which no interrupt can leave behind locked: other threads
+        # wait at the first, and the thread that has it already is refused at the second.
+        self._turn, self._busy = threading.RLock(), threading.Lock()
+        self._loops, self._ended = 0, False
+        self._ended_in = 0  # the thread whose loop came to the end
+
+    def __iter__(self) -> BatchIterator[T]:
+        # Only if one loop took it all: `while chunk := list(islice(batches, 8))` asks once more.
+        # And only in its thread: one of several that share it may come when all is taken.
+        if self._ended and self._loops == 1 and self._ended_in == threading.get_ident():
+            warnings.warn(
+                "this iterator has handed out all its batches, and a loop over it does nothing; "
+                "for the next epoch write `batches = loader.iterate(batches.state)`, and for "
+                "several in one loop `loader.iterate(state, epochs=10)`.",
+                EpochWarning,
+                stacklevel=2,
+            )
+        self._loops += 1
+        return self
+
+    def __next__(self) -> tuple[T, Mask]:
+        with self._turn:
+            self._refuse_if_busy()
+            with self._busy:
+                return self._advance()
+
+    def _refuse_if_busy(self) -> None:
+        if self._busy.locked():
+            raise UsageError(
+                "this iterator is already making a batch, and something that runs meanwhile in the "
+                "same thread (a stage's function, a signal handler) asks it for another one or "
+                "sets its state; use an iterator of its own there, `loader.iterate(batches.state)`."
+            )
+
+    @abstractmethod
+    def _advance(self) -> tuple[T, Mask]:
+        """The next batch, or StopIteration; for one thread at a time."""
+
+    @property
+    @abstractmethod
+    def _left(self) -> int | None:
+        """Batches to hand out; None: no end."""
+
+    def _end_if_done(self) -> None:
+        """Before a batch is made: ends the iteration if there is none left."""
+        raise_unseen()
+        left = self._left
+        if left is not None and left <= 0:
+            self._bar.close()
+            self.close()
+            if not self._ended:
+                self._note_end()
+                self._ended_in = threading.get_ident()
+            self._ended = True
+            raise StopIteration
+
+    def _note_end(self) -> None:
+        """The iteration has come to its end."""
+
+    def close(self) -> None:
+        """Ends reading ahead; leaving the iterator alone does the same."""
+
+    def __enter__(self) -> BatchIterator[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __length_hint__(self) -> int:
+        return max(0, self._left or 0)
+
+    @property
+    def state(self) -> Any:
+        """The state after the last batch handed out; a copy, so that it may be donated."""
+        return self._state_now()
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        with self._turn:
+            self._refuse_if_busy()
+            with self._busy:
+                self._set_state(state)
+                self._ended = False
+
+    @abstractmethod
+    def _state_now(self) -> Any:
+        """Without waiting for other threads: a stage's function may ask while a batch is made."""
+
+    @abstractmethod
+    def _set_state(self, state: Any) -> None: ...

@@ -1,0 +1,159 @@
+"""Iterates a pipeline with a host part: workers read ahead, a batch is on its way to the device.
+
+    workers     read step 4, 5, 6, ...
+    this        take step 3 when it is read  ->  start its transfer and its compiled stages
+    the user    has step 2
+
+To hand out a batch changes one number, in the last line: an interrupt at any other place loses
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any, TypeVar
+
+import jax
+
+from ...base.errors import PipelineError
+from ...device.transfer import to_device
+from ...host.callbacks import raise_kept, raising
+from ...host.host_data import identity_on_host
+from ...pipeline.execute import Delivery, moved
+from ...pipeline.source import Mask
+from ...pipeline.state import PipelineState
+from ...pipeline.walk import Walk
+from .iterator import WalkingIterator
+
+T = TypeVar("T")
+
+
+class HostIterator(WalkingIterator[T]):
+    """Gives what the loader's readers read."""
+
+    _source: Any
+    _track: Any
+    _close: Any
+
+    def __init__(self, source: Any, *args: Any) -> None:
+        raise_kept((identity_on_host(source),))
+        self._track = self._close = None
+        self._deliver = Delivery(source, ahead=True)
+        # One at a time: callbacks run when a batch is asked for, and an end must not come early.
+        self._plainly = bool(source.traits.callbacks) or source.traits.unknown_length
+        super().__init__(source, *args)
+
+    def _start(self, state: PipelineState, steps: int | None) -> None:
+        super()._start(state, steps)
+        if self._source._iterators is not None:
+            self._source._iterators.adopt(state.bookmark)
+
+    def _begin(self, walk: Walk) -> None:
+        self.close()
+        self._failed: Exception | None = None
+        self._made: dict[int, tuple[Any, Any]] = {}  # by step, on their way to the device
+        self._walk = walk
+
+    def _open(self, step: int) -> None:
+        """Lets reading begin, or begin again, at this step."""
+        source, walk = self._source, self._walk
+        total = None if walk.total is None else walk.total - step
+        track = source.readers.track(source, to_device(walk.words_at(step)), total)
+        self._track, self._base = track, step
+        self._close = weakref.finalize(self, _abandon, track)
+        track.start()
+
+    def close(self) -> None:
+        if self._close is not None:
+            self._close.detach()
+            self._track.close()
+            self._track = self._close = None
+
+    def _advance(self) -> tuple[T, Mask]:
+        for number in [number for number in self._made if number < self._walk.handed]:
+            del self._made[number]  # the user has it
+        if self._failed is not None:
+            error, self._failed = self._failed, None
+            raise error
+        self._end_if_done()
+        self._make(self._walk.handed)
+        walk = self._walk  # another one, if an epoch of unknown length has ended
+        step = walk.handed
+        if not self._plainly and walk.left != 1:
+            self._look_ahead(step + 1)
+        pair = self._made[step]
+        self._bar.update()
+        walk.handed = step + 1
+        return pair
+
+    def _look_ahead(self, step: int) -> None:
+        """The next batch is on its way while the user is at this one, if it is read."""
+        if self._track is not None and self._track.ready(step - self._base):
+            try:
+                self._make(step)
+            except Exception as error:
+                self._failed = error  # of the next batch, and for the next call
+
+    def _make(self, step: int) -> None:
+        if step in self._made:
+            return
+        if self._track is None:
+            self._open(step)
+        rows: Any = self._track.take(step - self._base)  # type: ignore[union-attr]
+        while self._source.traits.unknown_length and self._epoch_is_over(step):
+            rows, step = self._next_epoch(step), 0
+        self._made[step] = self._delivered(rows)
+
+    def _delivered(self, rows: Any) -> tuple[Any, Any]:
+        if not self._source.traits.callbacks:
+            return self._deliver(rows, masked=True)
+        with raising(self._source.traits.callbacks):
+            # The user's function has run, or has failed, when the batch is handed out.
+            return jax.block_until_ready(self._deliver(rows, masked=True))
+
+    # Data whose end is not known
+
+    @property
+    def _least(self) -> int:
+        """How many elements a batch must have at least."""
+        plan = self._source._plan
+        return plan.batch if plan.remainder == "drop" else 1
+
+    def _epoch_is_over(self, step: int) -> bool:
+        epoch, offset = self._walk.at(step)
+        end = self._source._iterators.end_of(self._walk.key, epoch)
+        return end is not None and offset + self._least > end
+
+    def _next_epoch(self, step: int) -> Any:
+        epoch, offset = self._walk.at(step)
+        end = self._source._iterators.end_of(self._walk.key, epoch) or 0
+        nothing = offset == 0 and end < self._least
+        following = Walk(self._source._plan, self._walk.key, epoch + 1, 0)
+        following.total = self._left
+        following.epochs = None if self._walk.epochs is None else self._walk.epochs - 1
+        if self._steps is None and (following.epochs == 0 or nothing):
+            following.total = 0
+        self._begin(following)
+        self._end_if_done()
+        if nothing:
+            raise PipelineError(
+                f"the iterator of an IterableSource gave {end} elements in epoch {epoch}, and a "
+                f"batch needs at least {self._least}; let it give more, or write a smaller batch."
+            )
+        self._open(0)
+        return self._track.take(0)
+
+    def _state_now(self) -> PipelineState:
+        state = super()._state_now()
+        return moved(self._source, state, state.words)
+
+    @property
+    def skipped(self) -> int:
+        """Elements that the loader left out because of errors, so far."""
+        return self._source.readers.skipped
+
+
+def _abandon(track: Any) -> None:
+    with contextlib.suppress(Exception):  # the interpreter may be at its end
+        track.abandon()

@@ -1,0 +1,1 @@
+"""Many batches in one program: `scan_epoch`, and `evaluate`."""

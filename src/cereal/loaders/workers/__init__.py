@@ -1,1 +1,0 @@
-"""Threads that read the host part of a pipeline ahead; README.md draws their life."""

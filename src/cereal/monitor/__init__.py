@@ -1,1 +1,0 @@
-"""Looking at a pipeline: its drawing, its progress."""

@@ -1,0 +1,241 @@
+"""Rows: which elements a step reads. What flows through an indexed pipeline.
+
+    state  --rows_for-->  key, epoch per lane, index per lane, validity per lane
+                          --read-->  the batch and its mask
+
+A lane is one place in a batch. Rows name their elements completely, so that a stage that needs
+randomness for an element draws it from (key, epoch, index), before or after batching alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..base.errors import PipelineError
+from ..base.pytree import pytree_dataclass
+from .ordering import Order, Sequential
+from .permutation import MAX_HOST, MAX_TRACED
+from .position import Remainder, epochs_touched, starts, steps_in
+from .threefry import AGAIN, STAGE, key_for, threefry
+
+KEY_TYPE = "threefry2x32"  # of the keys that random stages get, whatever the user's own are
+
+
+@pytree_dataclass
+class Rows:
+    """The elements of one step, or of many; all arrays begin with the axes of its lanes."""
+
+    key: Any  # two words; None where only the lanes travel
+    epoch: Any
+    index: Any
+    valid: Any  # None: all of them
+    draw: Any = None  # tells two visits to an element in one epoch apart; None: its index does
+    below: Any = None  # what the sources below were found to need, ahead of reading
+    high: Any = None  # a word above the index: of 64 bits, or how often it came before; None: 0
+
+    @property
+    def lanes(self) -> Rows:
+        """Everything but the key: what a scan or a vmap goes over."""
+        return self.replaced(key=None)
+
+    def replaced(self, **fields: Any) -> Rows:
+        get = fields.get  # several times quicker than dataclasses.replace
+        return Rows(
+            get("key", self.key),
+            get("epoch", self.epoch),
+            get("index", self.index),
+            get("valid", self.valid),
+            get("draw", self.draw),
+            get("below", self.below),
+            get("high", self.high),
+        )
+
+    def map(self, fn: Callable[[Any], Any]) -> Rows:
+        """`fn` over every array but the key."""
+        return Rows(
+            self.key,
+            fn(self.epoch),
+            fn(self.index),
+            None if self.valid is None else fn(self.valid),
+            None if self.draw is None else fn(self.draw),
+            None if self.below is None else jax.tree.map(fn, self.below),
+            None if self.high is None else fn(self.high),
+        )
+
+    def __getitem__(self, at: Any) -> Rows:
+        return self.map(lambda x: x[at])
+
+    def reshape(self, *shape: int) -> Rows:
+        axes = self.index.ndim
+        return self.map(lambda x: x.reshape((*shape, *x.shape[axes:])))
+
+    def element_words(self, stage: int) -> tuple[Any, Any]:
+        """The two words of a random key per lane, for random stage number `stage`."""
+        key = key_for((self.key[0], self.key[1]), stage, STAGE)
+        which = self.index if self.draw is None else self.draw
+        words = threefry(key, (self.epoch, which.astype(np.uint32)))
+        if self.high is None:
+            return words
+        where = np.where if isinstance(self.high, np.ndarray) else jnp.where
+        again = threefry(key_for(key, 0, AGAIN), (words[0] + self.high, words[1]))
+        first, second = (where(self.high == 0, a, b) for a, b in zip(words, again, strict=True))
+        return first, second
+
+    def again(self, number: Any, count: int) -> Rows:
+        """The rows, where those of another `number` (of so many) may be the same elements."""
+        number = number.astype(np.uint32)
+        return self.replaced(
+            high=number if self.high is None else self.high * np.uint32(count) + number
+        )
+
+    def element_keys(self, stage: int) -> jax.Array:
+        """One JAX random key per lane, for random stage number `stage`."""
+        words = self.element_words(stage)
+        return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl=KEY_TYPE)
+
+
+def rows_at(indices: Any) -> Rows:
+    """Rows of these indices, for sources whose elements need neither a key nor an epoch."""
+    indices = jnp.asarray(indices, jnp.int32)
+    zeros = jnp.zeros(indices.shape, jnp.uint32)
+    return Rows(jnp.zeros(2, jnp.uint32), zeros, indices, None)
+
+
+def host_rows_at(indices: np.ndarray, key: Any = None, epoch: int = 0) -> Rows:
+    """The same in NumPy."""
+    key, indices = np.zeros(2, np.uint32) if key is None else key, indices.astype(np.int64)
+    rows = Rows(key, np.full(indices.shape, epoch, np.uint32), indices, None)
+    return with_high(rows) if indices.size and indices.max() > MAX_TRACED else rows
+
+
+def with_high(rows: Rows) -> Rows:
+    """Rows whose indices have 64 bits, for programs, which see 32 of them."""
+    return rows.replaced(high=(rows.index >> 32).astype(np.uint32))
+
+
+def whole_index(rows: Rows) -> Rows:
+    """Rows that came from a program, with indices of 64 bits put together again."""
+    low, high = rows.index.astype(np.uint32).astype(np.int64), rows.high.astype(np.int64)
+    return rows.replaced(index=(high << 32) | low)
+
+
+def routed_at(source: Any, indices: np.ndarray, key: Any = None, epoch: int = 0) -> Rows:
+    """Rows of these indices of a source in NumPy, routed, with the types that programs give them.
+
+    Arithmetic on the host has 64 bits, and with 64-bit types on a stage would see them.
+    """
+    rows = host_rows_at(indices, key, epoch)
+    routed = source._route(rows).replaced(key=rows.key)
+    return routed if source.traits.length > MAX_TRACED else routed.map(narrow)
+
+
+def narrow(x: Any) -> Any:
+    """An index as compiled code counts; in NumPy, and under 64-bit types, it may be wider."""
+    return x.astype(np.int32) if x.dtype == np.int64 else x
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How an indexed pipeline walks its data: everything about it but the reading."""
+
+    order: Order
+    length: int
+    lanes: tuple[int, ...]
+    remainder: Remainder
+
+    @property
+    def batch(self) -> int:
+        """Elements that one step takes."""
+        return math.prod(self.lanes)
+
+    def ending(self, remainder: Remainder | None) -> Plan:
+        """The same walk with another rule for the end of an epoch; None: the same rule."""
+        return self if remainder is None else dataclasses.replace(self, remainder=remainder)
+
+    @property
+    def wide(self) -> bool:
+        """Whether positions have more than 31 bits: NumPy computes them, and not a program."""
+        return self.length > MAX_TRACED
+
+    @property
+    def steps(self) -> int:
+        """Steps in an epoch that starts at its beginning."""
+        return steps_in(self.length, self.batch, self.remainder)
+
+    @property
+    def arithmetic(self) -> dict[str, Any]:
+        return {"n": self.length, "batch": self.batch, "remainder": self.remainder}
+
+    def rows_for(self, words: Any, steps: int) -> tuple[Rows, Any]:
+        """The rows of the next `steps` steps, [steps, *lanes], and the state's words after them.
+
+        With NumPy words the answer is NumPy, and the same.
+        """
+        xp = np if isinstance(words, np.ndarray) else jnp
+        if self.wide and xp is jnp:
+            return self._rows_without_end(words, steps)
+        epoch, offset, wide = _read_words(xp, words)
+        step = xp.arange(steps + 1, dtype=wide)
+        epochs, offsets = starts(xp, epoch, offset, step, **self.arithmetic)
+        position = offsets[:-1, None] + xp.arange(self.batch, dtype=wide)[None, :]
+        lane_epoch = xp.broadcast_to(epochs[:-1, None], position.shape)
+        valid = position < self.length if self.remainder == "pad" else None
+        if self.remainder == "wrap" and self.batch > 1:
+            lane_epoch = lane_epoch + position // self.length
+        if self.remainder != "drop":  # padding repeats the epoch's first elements
+            position = position % self.length
+        touched = epochs_touched(steps, **self.arithmetic)
+        visit = self.order.visit(
+            (words[0], words[1]),
+            (epochs[0] + xp.arange(touched, dtype=wide)).astype(xp.uint32),
+            lane_epoch - epochs[0],
+            position,
+            self.length,
+        )
+        epoch = lane_epoch if visit.epoch is None else visit.epoch
+        index = _as_index(xp, visit.index)
+        rows = Rows(words[:2], epoch.astype(xp.uint32), index, valid, visit.draw, high=visit.again)
+        rows = with_high(rows) if self.wide else rows
+        return rows.reshape(steps, *self.lanes), _write_words(xp, words, epochs[-1], offsets[-1])
+
+    def _rows_without_end(self, words: Any, steps: int) -> tuple[Rows, Any]:
+        """The same in a program, for data in its own order whose end nobody reaches: two words."""
+        if self.length < MAX_HOST or not isinstance(self.order, Sequential):
+            raise PipelineError(
+                f"a pipeline over {self.length} elements cannot be part of a compiled program, "
+                f"which counts to {MAX_TRACED}; outside of `jit`, write `for batch, mask in "
+                f"loader.iterate(state):`, `loader.next_batch(state)` or `loader.scan_epoch(...)` "
+                f"(without `feedback`)."
+            )
+        low = words[4] + jnp.arange(steps * self.batch + 1, dtype=jnp.uint32)
+        high = words[3] + (low < words[4]).astype(jnp.uint32)
+        index, lanes = low[:-1].astype(jnp.int32), low.shape[0] - 1
+        epoch = jnp.broadcast_to(words[2], (lanes,))
+        valid = jnp.ones(lanes, jnp.bool_) if self.remainder == "pad" else None
+        rows = Rows(words[:2], epoch, index, valid, high=high[:-1])
+        after = jnp.stack([words[0], words[1], words[2], high[-1], low[-1]])
+        return rows.reshape(steps, *self.lanes), after
+
+
+def _read_words(xp: Any, words: Any) -> tuple[Any, Any, Any]:
+    if xp is jnp:
+        return words[2], words[4], jnp.uint32
+    return np.int64(words[2]), np.int64((int(words[3]) << 32) | int(words[4])), np.int64
+
+
+def _write_words(xp: Any, words: Any, epoch: Any, offset: Any) -> Any:
+    if xp is jnp:
+        return jnp.stack([words[0], words[1], epoch, words[3], offset])
+    low, high = int(offset) & 0xFFFF_FFFF, int(offset) >> 32
+    return np.array([words[0], words[1], int(epoch) & 0xFFFF_FFFF, high, low], np.uint32)
+
+
+def _as_index(xp: Any, index: Any) -> Any:
+    return index.astype(jnp.int32) if xp is jnp else np.asarray(index, np.int64)

@@ -1,0 +1,212 @@
+"""One step of a pipeline, compiled, whoever asks for it.
+
+Compiled always, also outside of the user's `jit`: eager float arithmetic differs in the last bit.
+The pipeline is an argument of the compiled function, never captured by it.
+
+A pipeline over data on the host is two programs with Python between them:
+
+    route: which rows  ->  fetch: Python reads them  ->  read: the compiled stages
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..base.capture import eager, is_concrete, resolve
+from ..base.errors import UsageError
+from ..base.numbers import as_count
+from ..base.spec import Spec
+from ..device.masks import FullMasks
+from ..device.placement import check_callbacks, layout, refuse_unmapped
+from ..device.placement import place as place
+from ..device.transfer import hand_over, sent, to_device, to_host
+from ..functions.traced_stage import current
+from ..host.callbacks import raise_kept, raising
+from ..host.host_data import HostData, identity_on_host
+from .state import PipelineState
+
+if TYPE_CHECKING:
+    from ..order.rows import Rows
+    from .positional import Positional
+    from .source import Source
+
+
+_LARGE = 1 << 18
+
+
+@partial(jax.jit, static_argnames="n")
+def _in_program(source: Source[Any], state: Any, n: int | None) -> tuple[Any, Any, Any]:
+    return source._step(state) if n is None else source._step_many(state, n)
+
+
+@partial(jax.jit, static_argnames=("remainder", "steps"))
+def _routed(source: Positional[Any], words: Any, remainder: Any, steps: int) -> tuple[Rows, Any]:
+    rows, words = source._plan.ending(remainder).rows_for(words, steps)
+    return source._route(rows), words
+
+
+def stripped(source: Source[Any]) -> Any:
+    """The source without its data on the host.
+
+    What is compiled needs only its structure: so one program serves all loaders of that structure,
+    and no program knows of the data.
+    """
+    if not source.traits.host:
+        return source
+    return jax.tree.map(
+        lambda x: None if isinstance(x, HostData) else x,
+        source,
+        is_leaf=lambda x: isinstance(x, HostData),
+    )
+
+
+@partial(jax.jit, static_argnames="masked")
+def _read(source: Positional[Any], rows: Rows, masked: bool) -> tuple[Any, Any]:
+    values, mask = source._read(rows)
+    if masked and mask is None:
+        mask = jnp.ones(rows.index.shape, jnp.bool_)
+    return values, mask if masked else None
+
+
+def routed_rows(
+    source: Positional[Any], words: Any, steps: int, remainder: Any = None
+) -> tuple[Rows, Any]:
+    """The rows of the next steps as NumPy arrays, routed, and the state's words after them."""
+    if source._plan.wide:
+        plan = source._plan.ending(remainder)
+        rows, words = plan.rows_for(to_host(words), steps)
+        return source._route(rows), to_device(words)
+    light, words = sent((stripped(source), words))
+    rows, words = _routed(light, words, remainder, steps)
+    return jax.device_get(rows), words
+
+
+def read_rows(source: Positional[Any], rows: Rows, *, masked: bool) -> tuple[Any, Any]:
+    """Fetches routed rows and runs the compiled stages over them.
+
+    The mask is None if no stage changes masks, unless it is to be `masked` anyhow: then it
+    is made by the same program, since an array made by itself costs a GPU half a millisecond.
+    """
+    return read_fetched(source, source._fetch(rows), masked=masked)
+
+
+def read_fetched(source: Positional[Any], rows: Rows, *, masked: bool) -> tuple[Any, Any]:
+    """The same for rows that have been fetched."""
+    return Delivery(source)(rows, masked=masked)
+
+
+class Delivery:
+    """From fetched rows to arrays on the device: the compiled stages, or if there are none, and
+    the batch is large, nothing but the transfer.
+
+    A program that only hands its arguments through copies them; of megabytes that takes longer
+    than all else.
+    """
+
+    def __init__(self, source: Positional[Any], *, ahead: bool = False) -> None:
+        self._source, self._stripped = source, stripped(source)
+        self._large = Spec(source.element_spec()).nbytes >= _LARGE
+        # `ahead`: many batches will come, and their masks may be made together.
+        self._full = FullMasks(source.traits.lanes, source.traits.placement) if ahead else None
+
+    def __call__(self, rows: Rows, *, masked: bool) -> tuple[Any, Any]:
+        masked = masked or self._source.traits.masks
+        found, placement = self._source._untouched(rows), self._source.traits.placement
+        if found is None:
+            made = _read(self._stripped, sent(rows), masked)
+            return made if placement is None else place(made, placement)
+        mask = _mask(found, rows)
+        # Under a mesh the batch goes where only a call with both of them would put the mask.
+        full = self._full if masked and jax.sharding.get_abstract_mesh().empty else None
+        if full is not None and (mask is None or mask.all()):
+            return self._moved((found.values, None))[0], full.take()
+        if masked and mask is None:
+            mask = np.ones(rows.index.shape, np.bool_)
+        return self._moved((found.values, mask if masked else None))
+
+    def _moved(self, made: tuple[Any, Any]) -> tuple[Any, Any]:
+        placement = self._source.traits.placement
+        if self._large:
+            return jax.device_put(made, layout(made, placement))
+        made = hand_over(made)
+        return made if placement is None else place(made, placement)
+
+
+def _mask(found: Any, rows: Rows) -> Any:
+    if found.mask is None or rows.valid is None:
+        return rows.valid if found.mask is None else found.mask
+    return found.mask & rows.valid
+
+
+def _on_host(source: Any, state: Any, n: int | None) -> tuple[Any, Any, Any]:
+    """A step, or n of them stacked, of a pipeline that Python reads; outside of programs."""
+    if n is not None:
+        found = []
+        for _ in range(n):
+            values, mask, state = _on_host(source, state, None)
+            found.append((values, mask))
+        return *jax.tree.map(lambda *each: jnp.stack(each), *found), state
+    if source._iterators is not None:
+        source._iterators.adopt(state.bookmark)
+    rows, words = source._next_rows(state.words)
+    values, mask = read_fetched(source, rows, masked=True)
+    return values, mask, moved(source, state, words)
+
+
+def moved(source: Positional[Any], state: PipelineState, words: Any) -> PipelineState:
+    """The state at other words, outside of programs; where data only iterates, with a bookmark."""
+    iterators = source._iterators
+    if iterators is None:
+        return state.replaced(words)
+    return PipelineState(words, state.fingerprint, iterators.bookmark_for(words))
+
+
+def many_steps(source: Source[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
+    """n steps, one after another, as one scan; traced by whoever calls."""
+
+    def one(state: Any, _: None) -> tuple[Any, tuple[Any, Any]]:
+        value, mask, state = source._step(state)
+        return state, (value, mask)
+
+    state, (values, mask) = jax.lax.scan(one, state, length=n)
+    return values, mask, state
+
+
+def run_many(source: Source[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
+    """n steps of a pipeline, stacked, as `run` makes one."""
+    n = as_count(n, "n", "next_many", error=UsageError)
+    return run(source, state, n)
+
+
+def run(source: Source[Any], state: Any, n: int | None = None) -> tuple[Any, Any, Any]:
+    """A step of a pipeline, or n of them stacked; compiled, with what belongs around it.
+
+    Outside of `jit`: errors of callbacks are raised, and batches are put where they belong.
+    """
+    source = resolve(current(source, state, thorough=False), state)
+    traits = source.traits
+    if traits.host:
+        raise_kept((identity_on_host(source),))
+    step: Any = _on_host if traits.host and eager() else _in_program
+    if not traits.callbacks:
+        try:
+            values, mask, state = step(source, state, n)
+        except ValueError as error:
+            refuse_unmapped(error)
+            raise
+    else:
+        with raising(traits.callbacks):
+            values, mask, state = step(source, state, n)
+            if is_concrete(mask):
+                # The user's function has run, or has failed, when the batch is handed out.
+                jax.block_until_ready((values, mask, state))
+    if traits.placement is not None:
+        if not is_concrete(mask):
+            check_callbacks(traits)
+        values, mask = place((values, mask), traits.placement, 0 if n is None else 1)
+    return values, mask, state

@@ -1,0 +1,250 @@
+"""Sources whose every batch is a function of (key, position).
+
+`IndexedSource` is for users to implement; `Positional` is what lies between it and a `Source`: an
+indexed source with stages around it.
+
+What is asked of one, in the order of a batch's way:
+
+    _route(rows)     which rows of which data: arithmetic, in NumPy or JAX, for many steps at once
+    _fetch(rows)     what Python reads of them, outside of programs
+    _read(rows)      the values and their mask, in a program
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from ..base.errors import PipelineError
+from ..base.spec import without_weak_types
+from ..host.host_program import fetched_in_program
+from ..order.ordering import Order, as_order
+from ..order.permutation import MAX_HOST, MAX_TRACED
+from ..order.position import Remainder
+from ..order.rows import Plan, Rows, narrow
+from .execute import many_steps, routed_rows, run, run_many
+from .source import Mask, Source
+from .state import Fingerprint, PipelineState, check_state, start_state
+from .traits import Traits
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Positional(Source[T_co]):
+    """A source whose every step is a pure function of (key, position)."""
+
+    @cached_property
+    @abstractmethod
+    def _order(self) -> Order:
+        """In which order the data is visited."""
+
+    def _route(self, rows: Rows) -> Rows:
+        """The rows with what is below them, found by arithmetic ahead of reading.
+
+        For rows of any number of axes, in NumPy or JAX; `_read` does it if nobody did.
+        """
+        return rows
+
+    def _fetch(self, rows: Rows) -> Rows:
+        """The routed rows (in NumPy) with what Python reads for them; outside of programs."""
+        return rows
+
+    @abstractmethod
+    def _read(self, rows: Rows) -> tuple[T_co, Any]:
+        """The values of these rows, and their mask (None: all real)."""
+
+    def _next_rows(self, words: Any) -> tuple[Rows, Any]:
+        """The rows of the next step, fetched, and the state's words after it; outside of programs.
+
+        For sources that Python reads.
+        """
+        rows, words = routed_rows(self, words, 1)
+        return self._fetch(rows[0]), words
+
+    def _untouched(self, rows: Rows) -> Any:
+        """The fetched batch, if no compiled stage changes it; otherwise None."""
+        del rows
+        return None
+
+    @property
+    def _iterators(self) -> Any:
+        """The iterators below, where elements come from something that only iterates."""
+        return None
+
+    @property
+    def _service(self) -> int | None:
+        """The number of who reads ahead for callbacks of programs."""
+        return None
+
+    @cached_property
+    def _plan(self) -> Plan:
+        """How this pipeline walks its data."""
+        traits = self.traits
+        return Plan(self._order, traits.length, traits.lanes, traits.remainder)
+
+    @cached_property
+    def _fingerprint(self) -> Fingerprint:
+        """What a state of this pipeline must agree with."""
+        traits = self.traits
+        length = MAX_TRACED if traits.length == MAX_HOST else traits.length  # as 0.1.0 wrote it
+        order = ("{} of {}", traits.order, traits.path) if traits.path else traits.order
+        return Fingerprint(length, order, traits.random_stages)
+
+    @property
+    def steps_per_epoch(self) -> int:  # type: ignore[override]
+        """Steps in an epoch that starts at its beginning."""
+        return self._plan.steps
+
+    def init_state(self, key: Any) -> PipelineState:
+        """The state at the first element of epoch 0, for a JAX key or an integer."""
+        bookmark = None if self._iterators is None else self._iterators.no_bookmark
+        return start_state(key, self._fingerprint, bookmark)
+
+    def next(self, state: PipelineState) -> tuple[T_co, Mask, PipelineState]:
+        """The next step's values, their mask, and the state after it; always compiled."""
+        check_state(state, self._fingerprint)
+        return run(self, state)
+
+    def next_many(self, state: PipelineState, n: int) -> tuple[T_co, Mask, PipelineState]:
+        """The next n steps' values, stacked; always compiled."""
+        check_state(state, self._fingerprint)
+        return run_many(self, state, n)
+
+    def _step(self, state: PipelineState) -> tuple[T_co, Mask, PipelineState]:
+        return step_ending(self, state, None)
+
+    def _step_many(self, state: PipelineState, n: int) -> tuple[T_co, Mask, PipelineState]:
+        """Rows of n steps, read at once where there are no batches among them."""
+        traits = self.traits
+        if traits.lanes or traits.host or traits.callbacks:
+            return many_steps(self, state, n)
+        rows, words = self._plan.rows_for(state.words, n)
+        values, mask = self._read(self._route(rows))
+        return values, jnp.ones(n, jnp.bool_) if mask is None else mask, state.replaced(words)
+
+
+def step_ending(
+    source: Positional[T_co], state: PipelineState, remainder: Remainder | None
+) -> tuple[T_co, Mask, PipelineState]:
+    """A step as it is traced; `remainder` is a rule for the end of an epoch other than its own."""
+    rows, words = source._plan.ending(remainder).rows_for(state.words, 1)
+    rows = source._route(rows)[0]
+    if source.traits.host:
+        position = None if remainder else (state.words, state.bookmark)
+        rows = fetched_in_program(source, rows, position)
+    values, mask = source._read(rows)
+    if mask is None:
+        mask = jnp.ones(source.traits.lanes, jnp.bool_)
+    return values, mask, state.replaced(words)
+
+
+class IndexedSource(Positional[T_co]):
+    """Data with a length and a batched read by index. All else is provided.
+
+    `take` gets a whole batch of indices, since one vectorised read of 128 rows costs what one
+    row costs in a Python loop. An `ordering` field makes the source shuffle.
+
+    >>> import cereal, jax, jax.numpy as jnp
+    >>> @cereal.pytree_dataclass
+    ... class Squares(cereal.IndexedSource[jax.Array]):
+    ...     n: int = cereal.static_field()
+    ...     ordering: str = cereal.static_field(default="sequential")
+    ...     def __len__(self):
+    ...         return self.n
+    ...     def element_spec(self):
+    ...         return jax.ShapeDtypeStruct((), jnp.int32)
+    ...     def take(self, indices):
+    ...         return indices ** 2
+    >>> for batch, mask in cereal.DataLoader([Squares(6), cereal.BatchTransform(3)]):
+    ...     print(batch)
+    [0 1 4]
+    [ 9 16 25]
+    """
+
+    ordering: Any = "sequential"
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of elements."""
+
+    @abstractmethod
+    def take(self, indices: jax.Array) -> T_co:
+        """The elements at these indices (one axis of int32), stacked."""
+
+    @cached_property
+    def _order(self) -> Order:
+        return as_order(self.ordering, len(self), type(self).__name__)
+
+    def _describe(self) -> Traits:
+        return self._describe_as()
+
+    def _describe_as(self, *, wide: bool = False, **known: Any) -> Traits:
+        """The traits of an indexed source: those that it names, and what follows from its order.
+
+        `wide`: it reads positions of more than 31 bits, which NumPy computes.
+        """
+        order = self._order
+        random = order.random or known.get("keyed", False) or known.get("varies", False)
+        known = {"length": _length(self, order, wide), "order": order.identity, **known}
+        return Traits(random=random, **known)
+
+    @property
+    def _roots(self) -> frozenset[int]:
+        """Identities of the data that it reads: two sources that share one may share elements."""
+        return frozenset([id(self), *(id(leaf) for leaf in jax.tree.leaves(self))])
+
+    @property
+    def _members(self) -> Sequence[IndexedSource[Any]]:
+        """The sources that it reads, if it is made of others."""
+        return ()
+
+    def _as_host(self) -> IndexedSource[T_co]:
+        """The same data for host stages: read by NumPy."""
+        return self
+
+    def _produce(self, rows: Rows) -> Any:
+        """The elements of routed rows (in NumPy, one axis) as Python has them, a `ElementBatch`."""
+        raise TypeError(f"{self._label} is read by compiled code")
+
+    def _sample(self) -> Any:
+        """One element, as Python has it."""
+        raise TypeError(f"{self._label} is read by compiled code")
+
+    def _filler(self) -> Any:
+        """What stands in a batch where an element was left out: always the same, valid input."""
+        return self._sample()
+
+    def _read(self, rows: Rows) -> tuple[T_co, Any]:
+        """Reads rows of one axis, or a single row."""
+        if rows.index.ndim == 1:
+            return without_weak_types(self.take(narrow(rows.index))), rows.valid
+        values, mask = self._read(rows.reshape(1))
+        return jax.tree.map(lambda x: x[0], values), None if mask is None else mask[0]
+
+
+def _length(source: IndexedSource[Any], order: Order, wide: bool) -> int:
+    """Elements in an epoch, if there are some and not too many."""
+    n, owner = len(source), type(source).__name__
+    if n < 1:
+        raise PipelineError(f"{owner}: it is empty, its `len` is {n}.")
+    most = MAX_HOST if wide and order.wide else MAX_TRACED
+    if n > most and wide and not order.wide:
+        raise PipelineError(
+            f"{owner}: {n} elements are more than the order {order.name} can count ({most}); pass "
+            f'`ordering="shuffle"` or `ordering="sequential"`.'
+        )
+    if n > most:
+        what = "can be counted" if wide else "compiled code can count"
+        raise PipelineError(f"{owner}: {n} elements are more than {what} ({most}).")
+    length = order.length(n)
+    if length > most:
+        raise PipelineError(
+            f"{owner}: an epoch of {length} elements, as its order {order.name} has it, is more "
+            f"than compiled code can count ({MAX_TRACED})."
+        )
+    return length

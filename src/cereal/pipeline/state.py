@@ -1,0 +1,205 @@
+"""Where a pipeline is: a key and a position, twenty bytes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..base.capture import is_traced
+from ..base.errors import StateError
+from ..base.identity import Identity, agree, in_words
+from ..base.pytree import pytree_dataclass, said, static_field
+from ..device.transfer import sent, to_device, to_host
+from ..order.threefry import threefry
+
+
+class Fingerprint(NamedTuple):
+    """What must not change between making a state and using it. The batch size may.
+
+    A tuple, since it is hashed at every dispatch and a tuple does that in C.
+    """
+
+    length: int
+    ordering: Identity  # a word, in states that version 0.1.0 wrote
+    random_stages: int
+
+
+@pytree_dataclass
+class PipelineState:
+    """A key, an epoch and an offset in elements: all that a pipeline needs to go on.
+
+        words   [ key 0 | key 1 | epoch | offset, high word | offset, low word ]
+
+    One array of five words, so that it costs one argument of a compiled function; `key`,
+    `epoch` and `offset` read it. The offset counts elements, not batches: the batch size may
+    change at every step and nothing is lost or repeated.
+
+    >>> import cereal
+    >>> cereal.DataLoader(cereal.RangeSource(10)).init_state(7)
+    PipelineState(key=(0, 7), epoch=0, offset=0)
+    """
+
+    raises_unseen: ClassVar[bool] = True
+
+    words: jax.Array
+    fingerprint: Fingerprint = static_field()
+    bookmark: Any = None  # of sources that only iterate: where to go on, quickly
+
+    def replaced(self, words: Any) -> PipelineState:
+        """The same at another position."""
+        return PipelineState(words, self.fingerprint, self.bookmark)
+
+    @property
+    def key(self) -> jax.Array:
+        """The two words of the random key."""
+        return _part(self.words, 0, 2)
+
+    @property
+    def epoch(self) -> jax.Array:
+        """The pass over the data that the next element belongs to."""
+        return _part(self.words, 2)
+
+    @property
+    def offset(self) -> jax.Array | np.ndarray:
+        """How many elements of the epoch were handed out.
+
+        Where that is more than 32 bits hold (never inside of a program), NumPy's uint64.
+        """
+        low = _part(self.words, 4)
+        if self.fingerprint.length < 2**31 - 1 or is_traced(self.words):
+            return low
+        words = to_host(self.words).astype(np.uint64)
+        high = words[..., 3]
+        return (high << np.uint64(32)) | words[..., 4] if high.any() else low
+
+    def __repr__(self) -> str:
+        def known() -> str:
+            key0, key1, epoch, offset = host_words(self)
+            return f"PipelineState(key=({key0}, {key1}), epoch={epoch}, offset={offset})"
+
+        words = said(lambda: repr(self.words), "deleted")
+        return said(known, f"PipelineState(words={words})")
+
+
+def _part(words: Any, begin: int, end: int | None = None) -> Any:
+    """Some of the words, or one of them, by slices that need no index on the device."""
+    if not isinstance(words, jax.Array):
+        return words[..., begin] if end is None else words[..., begin:end]
+    if end is None:
+        return lax.index_in_dim(words, begin, axis=-1, keepdims=False)
+    return lax.slice_in_dim(words, begin, end, axis=-1)
+
+
+def host_words(state: PipelineState) -> tuple[int, int, int, int]:
+    """(key 0, key 1, epoch, offset) as Python integers."""
+    key0, key1, epoch, high, low = to_host(state.words).tolist()
+    return key0, key1, epoch, (high << 32) | low
+
+
+def make_words(key: tuple[int, int], epoch: int, offset: int) -> np.ndarray:
+    """The state's words from Python integers."""
+    words = (*key, epoch & 0xFFFF_FFFF, offset >> 32, offset & 0xFFFF_FFFF)
+    return np.array(words, np.uint32)
+
+
+_SHAPE, _DTYPE = (5,), np.dtype(np.uint32)
+_NO_STATE = "`state` must be what `init_state(key)` or the last step returned"
+_WRITE = "pass `jax.random.key(0)`, `jax.random.PRNGKey(0)` or an integer"
+
+
+def key_words(key: Any) -> Any:
+    """The two words of a key: typed, legacy, or an integer seed. A NumPy array if it can be."""
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        seed = int(key) & 0xFFFF_FFFF_FFFF_FFFF
+        return np.array([seed >> 32, seed & 0xFFFF_FFFF], np.uint32)
+    if not isinstance(key, jax.Array | np.ndarray):
+        raise StateError(f"`key` must be a JAX random key, got {type(key).__name__}; {_WRITE}.")
+    shape, words = key.shape[:-1], key
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        shape, words = key.shape, jax.random.key_data(key)  # type: ignore[arg-type]
+    if words.dtype != np.uint32 or words.ndim == 0 or words.shape[-1] not in (2, 4):
+        raise StateError(
+            f"`key` has dtype {key.dtype} and shape {key.shape}, which is no random key "
+            f"(a legacy key is uint32 of shape (2,)); {_WRITE}."
+        )
+    if shape != ():
+        raise StateError(
+            f"`key` is an array of keys of shape {shape}, and a state has one; for one state per "
+            f"key write `jax.vmap(loader.init_state)(keys)`."
+        )
+    if not is_traced(words):
+        words = to_host(words)
+    if words.shape[-1] == 4:  # rbg keys: fold the halves
+        folded = threefry((words[2], words[3]), (words[0], words[1]))
+        words = (np if isinstance(words, np.ndarray) else jnp).stack(folded)
+    return words
+
+
+def start_state(key: Any, fingerprint: Fingerprint, bookmark: Any = None) -> PipelineState:
+    """The state at the first element of epoch 0."""
+    words = key_words(key)
+    if isinstance(words, np.ndarray):
+        words = to_device(make_words((int(words[0]), int(words[1])), 0, 0))
+    else:
+        words = jnp.concatenate([words, sent(np.zeros(3, np.uint32))])
+    return PipelineState(words, fingerprint, None if bookmark is None else to_device(bookmark))
+
+
+def refuse_key(state: Any) -> None:
+    """Who passes a key, or a seed, where a state belongs wants the state at its beginning."""
+    typed = isinstance(state, jax.Array) and jnp.issubdtype(state.dtype, jax.dtypes.prng_key)
+    key = typed or (getattr(state, "shape", None) == (2,) and state.dtype == _DTYPE)
+    if not key and not isinstance(state, int | np.integer):
+        return
+    got, write = ("a JAX random key", "key") if key else (f"the integer {state}", str(state))
+    raise StateError(f"{_NO_STATE}, got {got}; write `state = loader.init_state({write})`.")
+
+
+def check_state(state: Any, fingerprint: Fingerprint) -> None:
+    """Refuses states of other pipelines, naming what differs."""
+    if not isinstance(state, PipelineState):
+        refuse_key(state)
+        raise StateError(
+            f"{_NO_STATE}, got {type(state).__name__}; write `state = loader.init_state(key)`."
+        )
+    words = state.words
+    if words.shape != _SHAPE or words.dtype != _DTYPE:
+        _refuse_words(words)
+    theirs = state.fingerprint
+    if theirs is fingerprint or theirs == fingerprint:
+        return
+    has, wants = [], []
+    for name, their, our in zip(Fingerprint._fields, theirs, fingerprint, strict=True):
+        if not agree(their, in_words(our) if isinstance(their, str) else our):
+            has.append(f"{name}={in_words(their)}")
+            wants.append(f"{name}={in_words(our)}")
+    if not has:
+        return
+    raise StateError(
+        f"the state belongs to another pipeline: it has {', '.join(has)}, this one has "
+        f"{', '.join(wants)}. The same "
+        f"position would mean other elements; make a state with this loader's `init_state(key)`. "
+        f"(Only the batch size may change under a state.)"
+    )
+
+
+def _refuse_words(words: Any) -> NoReturn:
+    found = f"{words.dtype}{list(words.shape)}"
+    hint = "save and restore all five words as they are"
+    if words.dtype == _DTYPE and words.shape[1:] == _SHAPE:
+        found += f", which is {words.shape[0]} states"
+        hint = "for many states at once write `jax.vmap(loader.next_batch)(states)`"
+    raise StateError(f"a state has the words uint32[5], and this one has {found}; {hint}.")
+
+
+def check_within(offset: int, length: int) -> None:
+    """Refuses positions behind the end of an epoch, at which no step ends."""
+    if offset >= length:
+        raise StateError(
+            f"the state is at element {offset} of an epoch that has {length}: no step ends there. "
+            f"Go on from a state as it was saved, or begin with `loader.init_state(key)`."
+        )

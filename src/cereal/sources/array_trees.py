@@ -1,0 +1,187 @@
+"""Trees of arrays, as users give them; and words for what looks like one and is none.
+
+    {"image": uint8[60000,28,28], "label": int32[60000]}      an array, a dict, a tuple, ...
+
+Loaders, sources and states are pytrees of arrays themselves, frames have columns, lists have rows:
+all of them are refused with the line to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..base.errors import PipelineError
+from ..base.spec import is_array_like, named_places
+from ..pipeline.source import Source
+from ..pipeline.stage import Transform
+
+_GO_ON = (
+    "write all stages into one list, or go on from its pipeline: `DataLoader([loader.source, ...])`"
+)
+_FRAMES = ("pandas", "polars", "pyarrow", "cudf", "modin")
+_KINDS = {
+    "U": "text; write `names, {it} = np.unique({it}, return_inverse=True)`",
+    "M": "points in time; write `({it} - {it}[0]) / np.timedelta64(1, 's')`",
+    "m": "spans of time; write `{it} / np.timedelta64(1, 's')`",
+}
+
+
+def leaves_of_tree(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
+    """The leaves of a tree, each with its place as errors call it; pipelines count as leaves."""
+    try:
+        return named_places(tree, name, is_leaf=_is_no_data)
+    except (ValueError, TypeError) as error:  # its keys cannot be sorted
+        raise PipelineError(
+            f"{owner}: the keys of a dict in `{name}` cannot be sorted, since they are of several "
+            f"types; make all of them strings."
+        ) from error
+
+
+def array_leaves(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
+    """The same, if all of them are arrays."""
+    found = leaves_of_tree(tree, owner, name)
+    if not found:
+        raise PipelineError(
+            f"{owner}: `{name}` holds no arrays, got {tree!r:.60}; give it one, or a dict of them."
+        )
+    for place, leaf in found:
+        if isinstance(leaf, bool | int | float | complex) or not is_array_like(leaf):
+            raise PipelineError(f"{owner}: {place} {_no_array(leaf, place)}")
+    return found
+
+
+def refuse_list(tree: Any, owner: str, name: str = "data") -> None:
+    """Refuses a list of arrays of one shape, or of elements: nobody can tell rows from columns."""
+    if type(tree) is not list or not tree:
+        return
+    whole = f"{owner}: `{name}` is a list of {len(tree)}"
+    if all(isinstance(each, dict | tuple) for each in tree):
+        raise PipelineError(
+            f"{whole} {type(tree[0]).__name__}s, which are elements, and columns are wanted; write "
+            f"`dataset_to_jax({name})`, which stacks them."
+        )
+    if not all(isinstance(each, np.ndarray | jax.Array | list | int | float) for each in tree):
+        return
+    arrays = [each for each in tree if isinstance(each, np.ndarray | jax.Array)]
+    if len({each.shape for each in arrays}) > 1 and len({each.shape[:1] for each in arrays}) == 1:
+        return  # one length and several shapes: columns
+    try:
+        shape = np.shape(tree)
+    except ValueError:
+        raise PipelineError(
+            f"{whole}, of different shapes. If they are columns, write a tuple or a dict of them; "
+            f"if they are elements, put the list first in the loader's list: `DataLoader([{name}, "
+            f"BatchTransform(32, collate=pad_collate(max_length))])`."
+        ) from None
+    raise PipelineError(
+        f"{whole}, of shape {shape} together, which may be elements or columns. For elements write "
+        f"`np.stack({name})`, for columns a tuple or a dict of them."
+    )
+
+
+def refuse_no_data(value: Any, owner: str, name: str) -> None:
+    """Refuses a pipeline or a frame where data is wanted."""
+    if _is_no_data(value):
+        raise PipelineError(f"{owner}: `{name}` {_no_array(value, name)}")
+
+
+def refuse_running(value: Any, where: str) -> None:
+    """Refuses a loader, an iterator of one, or a state: no data, though JAX sees arrays in them."""
+    said = _running(value)
+    if said:
+        raise PipelineError(f"{where} is {said}.")
+
+
+def _is_no_data(node: Any) -> bool:
+    return isinstance(node, Source | Transform) or bool(_running(node)) or is_frame(node)
+
+
+def _running(node: Any) -> str:
+    """What something is that runs a pipeline, and what to write; empty for all else."""
+    if type(node).__module__.partition(".")[0] != "cereal":
+        return ""
+    name = type(node).__name__
+    if name.endswith("State"):  # those of streams have classes of their own
+        return (
+            f"{_article(name)}, a position and not data; pass it to `loader.iterate(state)` or "
+            f"`loader.next_batch(state)`"
+        )
+    if isinstance(node, Iterator) and hasattr(node, "state"):
+        return f"an iterator over the batches of a loader and not data; {_GO_ON}"
+    if isinstance(getattr(node, "source", None), Source) and not isinstance(node, Source):
+        return f"{_article(name)}, which is the end of a pipeline and not data; {_GO_ON}"
+    return ""
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
+
+
+def _library_of(node: Any) -> str:
+    return type(node).__module__.partition(".")[0]
+
+
+def is_frame(node: Any) -> bool:
+    """Whether this is a table, or a column, of a library for tables; none is imported for it."""
+    return _library_of(node) in _FRAMES and hasattr(node, "__len__")
+
+
+def _no_array(leaf: Any, place: str) -> str:
+    """What something is that is no array, and what to write instead."""
+    kind = type(leaf).__name__
+    if isinstance(leaf, Source | Transform):
+        return f"is {_article(kind)}, not data; {_instead_of_stage(leaf)}."
+    running = _running(leaf)
+    if running:
+        return f"is {running}."
+    if is_frame(leaf):
+        return f"is a {kind} of {_library_of(leaf)}; {_instead_of_frame(leaf)}."
+    if isinstance(leaf, np.ndarray):
+        return _no_numbers(leaf, place.strip("`"))
+    return (
+        f"must be an array, got {kind} ({leaf!r:.60}); write `np.asarray(...)` around lists, and "
+        f"turn text into numbers first."
+    )
+
+
+def _instead_of_stage(node: Source[Any] | Transform[Any, Any]) -> str:
+    if isinstance(node, Source):
+        return "a source stands first in a loader's list: `DataLoader([source, ...])`"
+    return "transforms stand behind the source: `DataLoader([source, transform])`"
+
+
+def _instead_of_frame(node: Any) -> str:
+    if hasattr(node, "column_names"):
+        return "write `{name: table[name].to_numpy() for name in table.column_names}`"
+    if hasattr(node, "columns"):
+        return "write `{name: frame[name].to_numpy() for name in frame.columns}`"
+    return "write `column.to_numpy()`"
+
+
+def _no_numbers(array: np.ndarray, it: str) -> str:
+    """What an array of something else holds, and how to make numbers of it."""
+    kind = "U" if array.dtype.kind in "USaT" else array.dtype.kind
+    what = f"must be an array of numbers, got {array.dtype}[{','.join(map(str, array.shape))}]"
+    if kind in _KINDS:
+        return f"{what}: {_KINDS[kind].format(it=it)}."
+    if array.dtype.names is not None:
+        return f"{what}: records; write `{{name: {it}[name] for name in {it}.dtype.names}}`."
+    if kind != "O" or not array.size:
+        return f"{what}; turn it into numbers first."
+    first = array.reshape(-1)[0]
+    if isinstance(first, str):  # as frames give it
+        return f"{what}: {_KINDS['U'].format(it=it)}, after `{it} = {it}.astype(str)`."
+    if hasattr(first, "__len__") and not isinstance(first, bytes):
+        return (
+            f"{what}: rows that are {type(first).__name__}s. If all have one length, write "
+            f"`np.stack({it})`; else put `list({it})` first in the loader's list, and pad: "
+            f"`BatchTransform(32, collate=pad_collate(max_length))`."
+        )
+    return (
+        f"{what}: Python objects, the first a {type(first).__name__} ({first!r:.40}); turn text "
+        f"and missing values into numbers, then write `{it}.astype(np.float32)`."
+    )

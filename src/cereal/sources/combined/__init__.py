@@ -1,0 +1,1 @@
+"""Sources made of sources: joined, mixed, zipped, cut, split."""

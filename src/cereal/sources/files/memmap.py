@@ -1,0 +1,111 @@
+"""Arrays in files, mapped into memory: only the rows of a batch are read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...base.fitting import canonical, narrowed
+from ...base.numbers import as_optional_count
+from ...base.pytree import pytree_dataclass, set_fields, static_field
+from ...base.spec import Spec, spec_of
+from ...order.ordering import Order, Sequential, as_order
+from ...pipeline.host_source import HostIndexed
+from ...pipeline.traits import Traits
+from ..array import leaf_name, one_length
+from ..array_trees import refuse_list
+from ..arrays_on_host import take_rows_on_host
+from ..length import check_length
+from .array_files import open_arrays
+from .mapped import MappedArrays
+
+_OWNER = "MemmapSource"
+
+
+@pytree_dataclass
+class MemmapSource(HostIndexed[Any]):
+    """Arrays in `.npy` files, read row by row; larger than memory if need be.
+
+        data/                          {"image": uint8[60000,28,28], "label": int32[60000]}
+          image.npy  label.npy            --rows 7, 3-->  {"image": uint8[2,28,28], ...}
+
+    `data` is one `.npy` file, a folder of them (as `save_arrays` writes it, or any folder: a dict
+    by the names of the files), or a tree of arrays as `np.load(path, mmap_mode="r")` opens them.
+    Files are opened read-only, and never unpickled. `prefetch_size` elements are read ahead, if
+    a worker reads; None leaves it to the loader.
+
+    >>> import cereal, numpy as np, tempfile
+    >>> folder = tempfile.mkdtemp() + "/digits"
+    >>> cereal.save_arrays(folder, {"x": np.arange(12).reshape(6, 2), "y": np.arange(6)})
+    >>> source = cereal.MemmapSource(folder, ordering="sequential")
+    >>> batch, mask = next(iter(cereal.DataLoader([source, cereal.BatchTransform(2)])))
+    >>> batch["x"].tolist(), batch["y"].tolist()
+    ([[0, 1], [2, 3]], [0, 1])
+    """
+
+    data: Any
+    n: int = static_field()
+    spec: Spec = static_field()
+    prefetch_size: int = static_field(default=0)
+    ordering: Order = Sequential()  # the constructor sets it
+
+    def __init__(
+        self, data: Any, ordering: Any = "shuffle", *, prefetch_size: int | None = None
+    ) -> None:
+        hint = "None leaves it to the loader"
+        ahead = as_optional_count(prefetch_size, "prefetch_size", _OWNER, hint=hint) or 0
+        where = ""
+        if isinstance(data, str | os.PathLike):
+            where = Path(data).name
+            data = open_arrays(data, _OWNER)
+        else:
+            refuse_list(data, _OWNER)
+        n = one_length(data, _OWNER, files=True)
+        check_length(n, "`data`", _OWNER)
+        spec = Spec(jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), data))
+        order = as_order(ordering, n, _OWNER)
+        set_fields(self, data=_Rows(data, where), n=n, spec=spec, ordering=order)
+        set_fields(self, prefetch_size=ahead)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def _describe(self) -> Traits:
+        return self._describe_as(host=True, by_python=True, wide=True, ahead=self.prefetch_size)
+
+    def element_spec(self) -> Any:
+        return self.spec.tree
+
+    @property
+    def _label(self) -> str:
+        where = f"{self.data.where}, " if self.data.where else ""
+        return f"{_OWNER}({where}ordering={self._order.name})"
+
+    def _take_host(self, indices: np.ndarray) -> Any:
+        return self.data.rows(indices)
+
+
+class _Rows(MappedArrays):
+    """Arrays in files, read row by row."""
+
+    def __init__(self, tree: Any, where: str = "") -> None:
+        super().__init__(tree)
+        self.where = where
+        # Plain arrays: indexing a memmap makes memmaps, which takes time.
+        paths, self._structure = jax.tree_util.tree_flatten_with_path(self.tree)
+        self._leaves = [(np.asarray(leaf), leaf_name(path)) for path, leaf in paths]
+
+    def rows(self, indices: np.ndarray) -> Any:
+        taken = [_take(leaf, indices, name) for leaf, name in self._leaves]
+        return jax.tree.unflatten(self._structure, taken)
+
+
+def _take(array: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
+    dtype = canonical(array.dtype)
+    if dtype != array.dtype or not array.flags.c_contiguous:
+        return narrowed(array[indices], dtype, name)
+    return take_rows_on_host(array, indices)

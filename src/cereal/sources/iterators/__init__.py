@@ -1,0 +1,1 @@
+"""Data that only iterates, read by position."""

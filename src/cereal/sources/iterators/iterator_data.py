@@ -1,0 +1,326 @@
+"""Iterators, read by position.
+
+    positions asked for    0..3      8..11     4..7        by workers, in any order
+    the iterator gives     0 1 2 3   4 5 6 7 8 9 10 11     4..7 are kept until they are asked for
+
+To reach a position ahead, the iterator is read up to it, and the elements between are kept for
+those who will ask for them. For a position that has passed, an iterator is set back by its own
+saved state, or a new one is made that skips elements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import logging
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ...base.errors import PipelineError, in_one_line
+from ...device.transfer import to_device, to_host
+from ...functions.function import function_name
+from ...host.element_batch import ElementBatch
+from ...host.read_context import SKIPPED, Failed, annotate, at_element
+from ...order.rows import Rows
+from ..by_element import ElementData
+from .bookmark import BOOKMARK_BYTES, Bookmark, Run, packed, unpacked
+
+_MOST_ITERATORS = 4
+_MOST_BOOKMARKS = 512
+_STATE_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
+log = logging.getLogger("cereal")
+
+
+class _OpenIterator:
+    """An iterator, and how many elements it has given."""
+
+    def __init__(self, made: Any, run: Run, shared: bool) -> None:
+        self.made, self.run, self.position = made, run, 0
+        own = (pair for pair in _STATE_METHODS if all(hasattr(made, name) for name in pair))
+        # If one object serves all epochs, so does its state, which is then of no use.
+        self.methods = None if shared else next(own, None)
+        self.iterator: Any = None
+
+    # States are copied, since the iterator may go on writing into what it gives or gets.
+
+    def set(self, bookmark: Bookmark) -> None:
+        assert self.methods is not None
+        getattr(self.made, self.methods[1])(copy.deepcopy(bookmark.state))
+        self.position = bookmark.position
+
+    def get(self) -> Bookmark:
+        assert self.methods is not None
+        state = copy.deepcopy(getattr(self.made, self.methods[0])())
+        return Bookmark(self.run, self.position, state)
+
+    def next(self) -> Any:
+        """The next element; an element that raises counts as given."""
+        if self.iterator is None:
+            self.iterator = iter(self.made)
+        try:
+            value = next(self.iterator)
+        except StopIteration:
+            raise
+        except Exception as error:
+            if inspect.isgenerator(self.iterator):
+                error.add_note("cereal: a generator cannot go on after an error.")
+                raise _BrokenIterator(self.run.epoch, self.position) from error
+            self.position += 1
+            raise
+        self.position += 1
+        return value
+
+    def skip_to(self, position: int) -> None:
+        with contextlib.suppress(StopIteration):
+            while self.position < position:
+                try:
+                    self.next()
+                except StopIteration:
+                    raise
+                except Exception:  # of an element that nobody asked for
+                    continue
+
+    def close(self) -> None:
+        for each in (self.iterator, self.made):
+            if inspect.isgenerator(each):
+                each.close()
+
+
+def _latest(found: Iterable[Any], run: Run, position: int) -> Any:
+    """Of iterators or bookmarks: the nearest at or before a position of a run, or None."""
+    before = [each for each in found if each.run == run and each.position <= position]
+    return max(before, key=lambda each: each.position, default=None)
+
+
+class IteratorData(ElementData):
+    """What an iterable source reads."""
+
+    def __init__(self, make: Any, length: int | None, given: int) -> None:
+        super().__init__(by_epoch=given > 0)
+        self.make, self.length = make, length
+        self._given = given  # arguments of `make`: none, the epoch, the epoch and the key
+        self.window = 1 << 10  # how far apart positions are that are asked for at one time
+        self._lock = threading.RLock()
+        self._open: list[_OpenIterator] = []  # the latest used last
+        self._made: Any = lambda: None  # the iterator that was made last
+        self._kept: OrderedDict[tuple[Run, int], Any] = OrderedDict()
+        self._ends: dict[Run, int] = {}
+        self._marks: deque[Bookmark] = deque(maxlen=_MOST_BOOKMARKS)
+        self._warned = self._peeking = False
+        self._peeked: dict[tuple[Run, int], Any] = {}
+        self.no_bookmark: Any = None
+        self.shared = False  # whether one iterable serves all epochs, and its state with it
+
+    @property
+    def name(self) -> str:
+        return function_name(self.make)
+
+    def first(self, label: str) -> Any:
+        """The first element, to see what elements look like; it is kept for whoever reads it."""
+        try:
+            run = self._run((0, 0), 0)
+            opened = self._new(run)
+            if opened.methods is not None and not hasattr(opened.made, "__next__"):
+                self.shared = self._new(run).made is opened.made
+                opened = self._new(run)
+            self.sample = opened.next()
+        except StopIteration:
+            raise PipelineError(f"{label}: the iterator gave no element at all.") from None
+        except (Exception, _BrokenIterator) as error:
+            cause = error.__cause__ if isinstance(error, _BrokenIterator) else error
+            raise PipelineError(
+                f"{label} failed on its first element: {in_one_line(cause)}"
+            ) from cause
+        self._open.append(opened)
+        self._kept[run, 0] = self.sample
+        if opened.methods is not None:
+            self.no_bookmark = np.zeros(BOOKMARK_BYTES, np.uint8)
+        return self.sample
+
+    def _run(self, key: Any, epoch: int) -> Run:
+        return Run(epoch, (int(key[0]), int(key[1])) if self._given > 1 else None)
+
+    @contextlib.contextmanager
+    def peeked(self) -> Iterator[None]:
+        """What is read within it is kept, and given again to whoever asks for it later."""
+        self._peeking = True
+        try:
+            yield
+        finally:
+            self._peeking = False
+            self.window = max(self.window, len(self._peeked))
+            for at, value in self._peeked.items():
+                self._keep(at, value)
+            self._peeked.clear()
+
+    def end_of(self, key: Any, epoch: int) -> int | None:
+        """How many elements an epoch has, if its end was seen."""
+        return self._ends.get(self._run(key, epoch))
+
+    def read(self, label: str, rows: Rows) -> ElementBatch:
+        values = []
+        epochs, positions = rows.epoch.tolist(), rows.index.tolist()
+        runs = {epoch: self._run(rows.key, epoch) for epoch in set(epochs)}
+        places = [(runs[epoch], at) for epoch, at in zip(epochs, positions, strict=True)]
+        with self._lock:
+            for lane, at in enumerate(places):
+                try:
+                    value = at_element(label, rows, lane, lambda at=at: self._element(at))
+                except _BrokenIterator as broken:
+                    raise broken.reported(label, rows) from None
+                values.append(value)
+                if self._peeking and value is not SKIPPED:
+                    self._peeked[at] = value
+            self._mark(places[-1][0])
+        keep = np.array([value is not SKIPPED for value in values])
+        return ElementBatch(len(values), one=values.__getitem__, keep=keep)
+
+    def _element(self, at: tuple[Run, int]) -> Any:
+        if at in self._kept:
+            return self._kept.pop(at)
+        run, position = at
+        if self._ends.get(run, position + 1) <= position:
+            return SKIPPED
+        opened = self._at_or_before(run, position)
+        try:
+            if position - opened.position > self.window:
+                opened.skip_to(position)
+            while opened.position < position:  # others will ask for these
+                here = opened.position
+                self._keep((run, here), opened.next())
+            if opened.position == position:
+                return opened.next()
+        except StopIteration:
+            pass
+        except _BrokenIterator:
+            self._open.remove(opened)
+            raise
+        return self._ended(opened)
+
+    def _ended(self, opened: _OpenIterator) -> Any:
+        self._open.remove(opened)
+        if self.length is not None:
+            error = PipelineError(
+                f"IterableSource: the iterator ended after {opened.position} elements, and "
+                f"`length` says {self.length}; correct it, or leave it out."
+            )
+            raise _BrokenIterator(opened.run.epoch, opened.position) from error
+        self._ends[opened.run] = opened.position
+        return SKIPPED
+
+    def _keep(self, at: tuple[Run, int], value: Any) -> None:
+        self._kept[at] = value
+        while len(self._kept) > 2 * self.window:
+            self._kept.popitem(last=False)
+
+    def _new(self, run: Run) -> _OpenIterator:
+        key = () if run.key is None else (np.array(run.key, np.uint32),)
+        made = self.make(*(run.epoch, *key)[: self._given])
+        if not hasattr(made, "__iter__") and not hasattr(made, "__next__"):
+            raise PipelineError(
+                f"IterableSource: `make_iterator` must return something to iterate over, returned "
+                f"{type(made).__name__}."
+            )
+        if hasattr(made, "__next__") and made is self._made():
+            raise PipelineError(
+                "IterableSource: `make_iterator` returned the same iterator again, which has moved "
+                "on since; it must make a new one every time: write `lambda: iter(data)`."
+            )
+        try:
+            self._made = weakref.ref(made)
+        except TypeError:  # built-in iterators cannot be referred to weakly
+            self._made = lambda: made
+        return _OpenIterator(made, run, self.shared)
+
+    def _at_or_before(self, run: Run, position: int) -> _OpenIterator:
+        """An iterator that stands at the position or before it: the nearest open one, or a new
+        one that is set to a bookmark, if that is nearer."""
+        opened, mark = _latest(self._open, run, position), _latest(self._marks, run, position)
+        if opened is not None and (mark is None or mark.position <= opened.position):
+            self._open.remove(opened)
+        else:
+            opened = self._new(run)
+            if mark is not None and opened.methods is not None:
+                opened.set(mark)
+            opened.skip_to(position)
+        self._open.append(opened)
+        while len(self._open) > _MOST_ITERATORS:
+            self._open.pop(0).close()
+        return opened
+
+    # The iterator's own state, in the loader's state
+
+    def _mark(self, run: Run) -> None:
+        for opened in self._open[-1:]:
+            if opened.methods is not None and opened.run == run:
+                self._marks.append(opened.get())
+
+    def bookmark_at(self, key: Any, epoch: int, position: int) -> Any:
+        """The latest known state of the iterator before a position, as an array of bytes."""
+        if self.no_bookmark is None:
+            return None
+        with self._lock:
+            best = _latest(self._marks, self._run(key, epoch), position)
+        coded = None if best is None else packed(best)
+        if best is not None and coded is None and not self._warned:
+            self._warned = True
+            log.warning(
+                "the state of an iterator of IterableSource(%s) is no plain data of at most %d "
+                "bytes, so it is not saved: a restart will skip elements instead",
+                self.name,
+                BOOKMARK_BYTES,
+            )
+        return self.no_bookmark if coded is None else coded
+
+    def bookmark_for(self, words: Any) -> Any:
+        """The same for the words of a state, as JAX has it."""
+        *key, epoch, high, low = to_host(words).tolist()
+        bookmark = self.bookmark_at(key, epoch, (high << 32) | low)
+        return None if bookmark is None else to_device(bookmark)
+
+    def adopt(self, bookmark: Any) -> None:
+        """Takes over the bookmark of a state that was saved."""
+        found = None if bookmark is None else unpacked(to_host(bookmark))
+        if found is not None:
+            with self._lock:
+                known = [(mark.run, mark.position) for mark in self._marks]
+                if (found.run, found.position) not in known:
+                    self._marks.append(found)
+
+    def digest_of(self) -> Any:
+        return self.make
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        known = {name: getattr(self, name) for name in ("sample", "no_bookmark", "shared")}
+        return _restored, (self.make, self.length, self._given, known)
+
+
+def _restored(make: Any, length: Any, given: int, known: dict[str, Any]) -> IteratorData:
+    data = IteratorData(make, length, given)
+    vars(data).update(known)
+    return data
+
+
+class _BrokenIterator(BaseException):
+    """An iterator gives nothing more; its cause is the error.
+
+    No `Exception`, so that `on_error="skip"` does not catch it: the rest cannot be read.
+    """
+
+    def __init__(self, epoch: int, position: int) -> None:
+        super().__init__()
+        self.place = (epoch, position)
+
+    def reported(self, label: str, rows: Rows) -> BaseException:
+        """The error itself, with the element that raised it."""
+        cause = self.__cause__
+        assert cause is not None
+        key = (int(rows.key[0]), int(rows.key[1]))
+        annotate(cause, Failed(label, self.place[1], self.place[0], key))
+        return cause

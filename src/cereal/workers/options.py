@@ -1,0 +1,114 @@
+"""How the host part of a loader is read."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..base.errors import OptionWarning, PipelineError
+from ..base.numbers import as_optional_count
+from ..base.spec import Spec
+from ..host.cpus import usable_cpus
+from ..host.read_context import OnError, raise_it, read_context
+from ..pipeline.positional import Positional
+
+_MOST_AHEAD_BYTES = 256 * 2**20
+_LARGE = 1 << 20
+
+
+class Options(NamedTuple):
+    """What the user said, checked."""
+
+    workers: int | None = None
+    prefetch: int | None = None
+    on_error: Any = "raise"
+    timeout: float | None = None
+
+    @property
+    def skips(self) -> bool:
+        """Whether elements may be left out because of errors."""
+        return self.on_error != "raise"
+
+    def policy(self, count: Callable[[Exception], None]) -> OnError:
+        """What to do about the error of an element; `count` is told of those left out."""
+        if self.on_error == "raise":
+            return raise_it
+        ask = None if self.on_error == "skip" else self.on_error
+
+        def decide(error: Exception) -> Any:
+            answer = None if ask is None else ask(error)
+            if answer is None and not read_context().is_padding():
+                count(error)
+            return answer
+
+        return decide
+
+    def warn_unused(self) -> None:
+        """Says that nothing of this is used: no part of the pipeline is read by threads."""
+        said = {name: value for name, value in self._asdict().items() if value}
+        if not self.skips:
+            del said["on_error"]
+        if said:
+            listed = ", ".join(f"`{name}={value!r:.40}`" for name, value in said.items())
+            warnings.warn(
+                f"DataLoader: {listed} has no effect: these options are for sources and stages "
+                f"that Python runs (files, datasets, HostMapTransform), and this pipeline has "
+                f'none, or a CacheTransform("device") has read them already; compiled code reads '
+                f"its data, without threads. Leave it out.",
+                OptionWarning,
+                stacklevel=4,
+            )
+
+    def threads(self, source: Positional[Any]) -> int:
+        """How many workers there are: none if reading is not worth one.
+
+        One vectorised read of a small batch takes less than handing it over; one of megabytes
+        takes longer, and a second thread would only wait for the same memory.
+        """
+        if self.workers is not None:
+            return self.workers
+        if not source.traits.quick or self.timeout is not None:
+            return min(4, usable_cpus())
+        return 1 if Spec(source.element_spec()).nbytes >= _LARGE else 0
+
+    def ahead(self, source: Positional[Any], threads: int) -> int:
+        """How many batches are read ahead."""
+        if self.prefetch is not None:
+            return self.prefetch
+        batch = source._plan.batch
+        if source.traits.ahead:
+            return max(2, -(-source.traits.ahead // batch))
+        size = Spec(source.element_spec()).nbytes
+        return max(2, min(2 * threads, _MOST_AHEAD_BYTES // max(size, 1)))
+
+
+def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> Options:
+    """The options of a DataLoader, or an error that says what they may be."""
+    hint = "None leaves it to the loader"
+    workers = as_optional_count(workers, "workers", "DataLoader", 0, hint=hint)
+    prefetch = as_optional_count(prefetch, "prefetch", "DataLoader", 0, hint=hint)
+    if on_error not in ("raise", "skip") and (isinstance(on_error, str) or not callable(on_error)):
+        raise PipelineError(
+            f'DataLoader: `on_error` must be "raise", "skip" or a function of the error, got '
+            f"{on_error!r:.60}."
+        )
+    if timeout is not None:
+        number = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)
+        if number and timeout == 0:
+            raise PipelineError(
+                "DataLoader: `timeout=0` would give elements no time at all; for no limit (what 0 "
+                "means to torch) write `timeout=None`, or leave it out."
+            )
+        if not number or not float(timeout) > 0:
+            raise PipelineError(
+                f"DataLoader: `timeout` must be a positive number of seconds, or None for no "
+                f"limit, got {timeout!r}."
+            )
+        if workers == 0:
+            raise PipelineError(
+                "DataLoader: `timeout=` needs a worker, since the caller's own thread cannot be "
+                "left; pass `workers=1` or more."
+            )
+    return Options(workers, prefetch, on_error, None if timeout is None else float(timeout))

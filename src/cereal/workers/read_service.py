@@ -1,0 +1,326 @@
+"""Who reads the part of a loader that Python runs: its options, its threads, its buffers.
+
+iterate, scan_epoch      have a track of their own, which they close at their end
+callbacks of programs    `serve`: one track for each run of positions that follow each other
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import OrderedDict
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..device.transfer import to_device, to_host
+from ..host.buffers import Buffers
+from ..host.host_data import HostData
+from ..host.read_context import ReadContext, use_read_context
+from ..host.settings import current_settings
+from ..order.position import Remainder
+from ..order.rows import Rows
+from ..pipeline.execute import routed_rows
+from ..pipeline.pipeline import run_by
+from ..pipeline.positional import Positional
+from ..pipeline.source import Source
+from ..pipeline.walk import Walk
+from .crew import Crew
+from .options import Options
+from .rows_ahead import Routes
+from .track import InlineTrack, Track, TrackClosedError, log
+
+_MOST_WALKS = 16
+_MOST_SERVED = 8
+_FIRST_SKIPS = 3
+_NOTHING = contextlib.nullcontext()
+
+
+class Readers(HostData):
+    """All that reads for one loader."""
+
+    def __init__(self, source: Any, options: Options) -> None:
+        super().__init__()
+        self.source, self.options = source, options
+        self.threads = options.threads(source)
+        self.prefetch = options.ahead(source, self.threads)
+        self.crew = Crew(max(1, self.threads))
+        if source._iterators is not None:
+            source._iterators.window = max(
+                source._iterators.window, 2 * self.prefetch * source._plan.batch
+            )
+        self._buffers = Buffers(self.prefetch + self.threads + 4)
+        self._lock = threading.Lock()
+        self._skips = _Skips()
+        self._policy = options.policy(self._skips)
+        self._walks: OrderedDict[Any, _Walk] = OrderedDict()
+        self._served: OrderedDict[Any, _Answer] = OrderedDict()
+        weakref.finalize(self, self.crew.abandon)  # the loader is gone: so are its threads
+
+    @property
+    def skipped(self) -> int:
+        """How many elements were left out because of errors."""
+        return self._skips.count
+
+    def in_words(self) -> str:
+        """Who reads, as the drawing of a loader says it."""
+        if not self.threads:
+            return "read by the caller"
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"read by {threads}, {self.prefetch} batches ahead"
+
+    def track(
+        self,
+        source: Any,
+        words: Any,
+        total: int | None,
+        *,
+        remainder: Remainder | None = None,
+        steps_at_once: int | None = None,
+        prefetch: int | None = None,
+    ) -> Track | InlineTrack:
+        """The steps from a position on; who takes it closes it."""
+        source = without_readers(source)
+        routes = Routes(
+            source, words, remainder=remainder, steps_at_once=steps_at_once, total=total
+        )
+        if self.threads == 0:
+            return InlineTrack(source._fetch_here, routes, ReadContext(self._policy, self._buffers))
+        prefetch = self.prefetch if prefetch is None else prefetch
+        return self.open_track(source, routes, prefetch=prefetch, total=total)
+
+    def open_track(self, source: Any, rows_of: Any, **options: Any) -> Track:
+        """Steps whose rows are known, read by the crew."""
+        return Track(
+            crew=self.crew,
+            fetch=source._fetch_here,
+            rows_of=rows_of,
+            buffers=self._buffers,
+            on_error=self._policy,
+            timeout=self.options.timeout,
+            **options,
+        )
+
+    def close(self) -> None:
+        """Ends all reading; the loader may be used again."""
+        with self._lock:
+            self._walks.clear()
+            self._served.clear()
+        self.crew.close()
+
+    def fetch_now(self, source: Any, rows: Rows, *, in_program: bool) -> Rows:
+        """Reads in the caller's thread."""
+        context = ReadContext(self._policy, self._buffers, masked=in_program)
+        with use_read_context(context), jax.no_execution() if in_program else _NOTHING:
+            return source._fetch_here(rows)
+
+    # Callbacks of compiled programs
+
+    def serve(self, requests: list[tuple[Any, Rows]]) -> list[Rows]:
+        """The fetched rows of these positions; those that follow are read ahead.
+
+        A position may be asked for several times, by rematerialisation or by other devices, even
+        while it is being read. It is read once.
+        """
+        asked = [self._ask(position, rows, len(requests)) for position, rows in requests]
+        for answer, mine in asked:
+            if mine:
+                self._answer(answer)
+        return [answer.result() for answer, _ in asked]
+
+    def _ask(self, position: Any, rows: Rows, at_once: int) -> tuple[_Answer, bool]:
+        """The answer for a position, and whether it is ours to find."""
+        words = None if position is None else position[0]
+        if position is not None and self.source._iterators is not None:
+            self.source._iterators.adopt(position[1])
+        key = (_bytes(words), _bytes(rows), current_settings().values)
+        with self._lock:
+            if key in self._served:
+                return self._served[key], False
+            walk, step = None, 0
+            if words is not None and self.threads:
+                prefetch = 1 if at_once > 4 else max(1, self.prefetch)
+                walk, step, _ = self._walk("program", self.source, words, prefetch)
+            self._served[key] = answer = _Answer(key, rows, walk, step)
+            while len(self._served) > max(_MOST_SERVED, 2 * at_once):
+                self._served.popitem(last=False)
+            return answer, True
+
+    def _answer(self, answer: _Answer) -> None:
+        try:
+            found = None
+            if answer.walk is not None:
+                found = self._take(answer.walk, answer.step, answer.rows)
+            if found is None:
+                found = self.fetch_now(self.source, answer.rows, in_program=True)
+            answer.walk = None
+            answer.set_result(found)
+        except BaseException as error:
+            with self._lock:
+                self._served.pop(answer.key, None)
+            answer.set_exception(error)
+
+    # Walks
+
+    def _walk(self, kind: str, source: Any, words: Any, prefetch: int) -> tuple[_Walk, int, Any]:
+        """The walk that comes to this position next, or a new one; which of its steps that is, and
+        the words after it. With the lock held."""
+        leaves = tuple(id(leaf) for leaf in jax.tree.leaves(source)) if kind == "python" else ()
+        walk = self._walks.pop((kind, leaves, _bytes(words)), None)
+        if walk is not None and not walk.settings.are_here():  # another caller's, with its settings
+            if not walk.users:
+                walk.close()
+            walk = None
+        if walk is None:
+            walk = _Walk(source, words, prefetch, in_program=kind == "program")
+        step, following = walk.following()
+        replaced = self._walks.pop((kind, leaves, _bytes(following)), None)
+        self._walks[kind, leaves, _bytes(following)] = walk
+        idle = [key for key, each in self._walks.items() if not each.users and each is not walk]
+        for key in idle[: max(0, len(self._walks) - _MOST_WALKS)]:
+            self._walks.pop(key).close()
+        if replaced is not None and not replaced.users:
+            replaced.close()
+        walk.users += 1
+        return walk, step, following
+
+    def _take(self, walk: _Walk, step: int, rows: Rows | None) -> Rows | None:
+        """The rows of a step of a walk, fetched; None if it cannot give them."""
+        try:
+            return walk.take(self, step, rows)
+        except TrackClosedError:
+            return None
+        except BaseException:
+            with self._lock:  # the program goes on without this position, the walk cannot
+                for key in [key for key, each in self._walks.items() if each is walk]:
+                    del self._walks[key]
+            walk.close()
+            raise
+        finally:
+            with self._lock:
+                walk.users -= 1
+
+    # Calls of `next_batch` outside of programs
+
+    def next_rows(self, source: Any, words: Any) -> tuple[Rows, Any]:
+        """The fetched rows of this position, and the words of the position after it.
+
+        If the caller then asks for the position after it, the following ones are read ahead.
+        """
+        words, source = to_host(words), without_readers(source)
+        with self._lock:
+            walk, step, following = self._walk("python", source, words, self.prefetch)
+        fetched = self._take(walk, step, None)
+        if fetched is None:
+            rows, _ = routed_rows(source, words, 1)
+            fetched = self.fetch_now(source, rows[0], in_program=False)
+        return fetched, to_device(following)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Readers, (self.source, self.options)
+
+
+def with_readers(source: Source[Any], options: Options) -> Source[Any]:
+    """The pipeline with readers of its own, if Python reads a part of it."""
+    if not isinstance(source, Positional) or not source.traits.host:
+        options.warn_unused()
+        return source
+    bare = without_readers(source)
+    return run_by(bare, Readers(bare, options), options.skips)
+
+
+def without_readers(source: Positional[Any]) -> Any:
+    """The pipeline as threads have it: they must not keep alive who would end them."""
+    return run_by(source, None) if getattr(source, "readers", source) is not None else source
+
+
+class _Answer(Future[Rows]):
+    """What was, or will be, read for a position."""
+
+    def __init__(self, key: Any, rows: Rows, walk: Any, step: int) -> None:
+        super().__init__()
+        self.key, self.rows, self.walk, self.step = key, rows, walk, step
+
+
+class _Skips:
+    """Counts elements that are left out. (Threads hold this, so it must not hold the loader.)"""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, error: Exception) -> None:
+        with self._lock:
+            self.count += 1
+            count = self.count
+        if count <= _FIRST_SKIPS:
+            more = "; more are counted in `loader.skipped`" if count == _FIRST_SKIPS else ""
+            place = getattr(error, "element", None)
+            log.warning("skipped: %s: %s, in %s%s", type(error).__name__, error, place, more)
+
+
+class _Walk:
+    """Positions that follow each other, as a program or a Python loop asks for them."""
+
+    def __init__(self, source: Any, words: Any, prefetch: int, *, in_program: bool) -> None:
+        self._source, self._steps = source, Walk.starting(source._plan, words)
+        self._asked, self._prefetch, self._in_program = 0, prefetch, in_program
+        self._lock = threading.Lock()
+        self._routes = Routes(source, np.asarray(words), compiled=not in_program)
+        self._rows: dict[int, Any] = {}
+        self._track: Any = None
+        self._begun = 0  # steps that were read without a track
+        self._next = 0  # the step to be taken
+        self.settings = current_settings()
+        self.users = 0  # those who are about to take, with the lock of the readers
+
+    def following(self) -> tuple[int, np.ndarray]:
+        """The step that is asked for now, and the words of the position after it."""
+        self._asked += 1
+        return self._asked - 1, self._steps.words_at(self._asked)
+
+    def take(self, readers: Readers, step: int, rows: Rows | None) -> Rows | None:
+        """A step's rows, fetched; None if another one was taken before it, or if they are not as
+        predicted: a program may have other tables."""
+        with self._lock:
+            if self._track is None and not self._in_program and step == 0:
+                # Nobody knows whether the next one will be asked for.
+                fetched = readers.fetch_now(self._source, self._routes(0), in_program=False)
+                self._begun = self._next = 1
+                return fetched
+            if self._track is None:
+                self._track = readers.open_track(
+                    self._source,
+                    self._rows_of,
+                    prefetch=self._prefetch,
+                    masked=self._in_program,
+                    executes=not self._in_program,
+                )
+            if step != self._next:
+                return None
+            fetched = self._track.take(step - self._begun)
+            self._next, predicted = step + 1, self._rows.pop(step, None)
+        return fetched if rows is None or _same(predicted, rows) else None
+
+    def _rows_of(self, step: int) -> Any:
+        rows = self._routes(step + self._begun)
+        self._rows[step + self._begun] = rows
+        return rows
+
+    def close(self) -> None:
+        if self._track is not None:
+            self._track.close()
+
+
+def _bytes(tree: Any) -> Any:
+    return tuple(np.asarray(x).tobytes() for x in jax.tree.leaves(tree))
+
+
+def _same(a: Any, b: Any) -> bool:
+    ours, theirs = jax.tree.leaves(a), jax.tree.leaves(b)
+    return len(ours) == len(theirs) and all(
+        np.array_equal(x, y) for x, y in zip(ours, theirs, strict=True)
+    )

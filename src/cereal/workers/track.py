@@ -1,0 +1,355 @@
+"""The steps of one iteration, read ahead by threads and handed out in order.
+
+    step          0    1    2    3    4    5
+    taken         ----------|
+    read ahead              | done busy busy |           at most `prefetch` of them
+    not begun                                | ...
+
+A step is a function of its position, so any thread may read it, and read it again after an error.
+`take(k)` may be called again with the same k, after an error or an interrupt: a step is kept until
+the next one is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ..base.errors import CerealError
+from ..host.buffers import Buffers
+from ..host.read_context import Failed, OnError, ReadContext, annotate, raise_it, use_read_context
+from ..host.settings import Settings, current_settings
+from .crew import Crew
+
+log = logging.getLogger("cereal")
+LATE = 5.0  # seconds after which a line says what is being waited for
+_CHEAP = 60e-6  # below this, handing over costs more than reading
+_WATCHED = 16
+
+
+class TrackClosedError(CerealError, RuntimeError):
+    """Somebody asks for a step of a track that was closed."""
+
+    def __init__(self) -> None:
+        super().__init__("this iterator was closed; make a new one with `iterate(state)`.")
+
+
+class WorkerReadContext(ReadContext):
+    """The context of one thread that reads for one step."""
+
+    def __init__(self, track: Track, job: _Job) -> None:
+        super().__init__(track.on_error, track.buffers, masked=track.masked)
+        self.known_to_hang, self.decided = job.known_to_hang, job.decided
+        self.thread = threading.current_thread()
+        self._track, self._job = track, job
+        job.contexts.append(self)
+
+    def finish(self) -> None:
+        """This thread no longer reads for the step."""
+        if self in self._job.contexts:
+            self._job.contexts.remove(self)
+
+    def settings(self) -> Any:
+        return self._track.settings(executes=self._track.executes)
+
+    @property
+    def helpers(self) -> int:
+        return self._track.crew.helpers
+
+    def spread(self, parts: Any, run: Callable[[Any], Any]) -> list[Any]:
+        make = lambda: WorkerReadContext(self._track, self._job)  # noqa: E731
+        return self._track.crew.spread(parts, run, make, self._job)
+
+
+class _Job:
+    """One step on its way."""
+
+    def __init__(self, step: int, before: _Job | None = None) -> None:
+        self.step = step
+        self.done = False
+        self.rows: Any = None if before is None else before.rows
+        self.error: BaseException | None = None
+        self.thread: Any = None
+        self.contexts: list[WorkerReadContext] = []
+        # Of the reading before, if this one is read again: elements that hang, and what was
+        # decided about errors, which is neither asked nor counted twice.
+        self.known_to_hang: dict[Any, Exception] = (
+            {} if before is None else dict(before.known_to_hang)
+        )
+        self.decided: dict[Any, Any] = {} if before is None else dict(before.decided)
+
+    @property
+    def waits(self) -> bool:
+        """Whether no thread reads it yet."""
+        return self.thread is None and not self.done
+
+    def oldest(self) -> tuple[Failed | None, float]:
+        """The element that a thread has been reading for longest, and since when."""
+        found: tuple[Failed | None, float] = (None, time.monotonic())
+        for mine in list(self.contexts):
+            place, since = mine.place(), mine.since
+            if place is not None and since < found[1]:
+                found = (place, since)
+        return found
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Track:
+    """Steps from a position on, read by a crew: `fetch(rows_of(step))`."""
+
+    crew: Crew
+    fetch: Callable[[Any], Any]
+    rows_of: Callable[[int], Any]
+    prefetch: int
+    buffers: Buffers
+    total: int | None = None
+    on_error: OnError = raise_it
+    timeout: float | None = None
+    masked: bool = False
+    executes: bool = True  # whether JAX may run something meanwhile
+
+    def __post_init__(self) -> None:
+        self.masked = self.masked or self.on_error is not raise_it
+        if self.timeout is not None:
+            self.timeout = min(self.timeout, threading.TIMEOUT_MAX / 2)
+        self.settings: Settings = current_settings()
+        self._first = 0  # the first step that may still be taken
+        self._begun = 0  # steps that a job was made for
+        self._wanted = 0  # steps that may be begun
+        self._rows: dict[int, Any] = {}
+        self._jobs: dict[int, _Job] = {}
+        self._retry: deque[_Job] = deque()
+        self._times: deque[float] = deque(maxlen=_WATCHED)
+        self._inline = False
+        self.closed = False
+        self._finished = threading.Condition(self.crew.lock)
+        with self.crew.lock:
+            self.crew.add(self)
+
+    # The consumer's side
+
+    def start(self) -> None:
+        self._want(self._first + self.prefetch)
+
+    def ready(self, step: int) -> bool:
+        """Whether this step can be taken without waiting."""
+        job = self._jobs.get(step)
+        return job is not None and job.done and job.error is None
+
+    def take(self, step: int) -> Any:
+        """The fetched rows of a step, or the error of reading them. Steps are taken in order."""
+        self._let_go(step)
+        if self._inline and self._claim_inline(step):
+            return self._take_inline(step)
+        ahead = 0 if self._inline else self.prefetch
+        self._want(max(step + 1, step + ahead))
+        job = self._wait(step)
+        if job.error is not None:
+            with self.crew.lock:
+                if self._jobs.get(step) is job:  # it is read again by the next call
+                    self._jobs[step] = again = _Job(step)
+                    self._rows[step] = again.rows = job.rows
+            raise job.error
+        self._inline = self._reads_cheaply()
+        if not self._inline:
+            self._want(step + 1 + ahead)
+        return job.rows
+
+    def _let_go(self, step: int) -> None:
+        """Steps before this one have arrived."""
+        if step < self._first or (self.total is not None and step >= self.total):
+            raise CerealError(f"internal: step {step} is not among those to be taken")
+        with self.crew.lock:
+            _drop_before(step, self._jobs)
+            self._first = step
+
+    def _want(self, end: int) -> None:
+        """Steps before `end` may be read; their rows are found here, in the caller's thread."""
+        end = end if self.total is None else min(end, self.total)
+        for step in range(max(self._wanted, self._begun), end):
+            if step not in self._rows:
+                self._rows[step] = self.rows_of(step)
+        with self.crew.lock:
+            if self.closed:
+                raise TrackClosedError
+            more = end - self._wanted
+            self._wanted = max(self._wanted, end)
+            again = self._jobs.get(self._first)
+            if again is not None and again.waits and again not in self._retry:
+                self._retry.append(again)
+                more = max(more, 1)
+            if more > 0:
+                self.crew.wake(more)
+
+    def _wait(self, step: int) -> _Job:
+        began, said, relieved = time.monotonic(), False, False
+        with self.crew.lock:
+            while True:
+                if self.closed:
+                    raise TrackClosedError
+                job = self._jobs.get(step)
+                if job is not None and job.done:
+                    return job
+                now = time.monotonic()
+                place, since = (None, now) if job is None else job.oldest()
+                if not said and now - began >= LATE:
+                    said = True
+                    log.warning("waiting for %s", _what(place, step, now - began))
+                left = None
+                if self.timeout is not None:
+                    hung = now - (began if place is None else max(began, since))
+                    left = self.timeout - hung
+                    if left <= 0:
+                        if job is not None and not job.waits:
+                            self._give_up(job, place, hung)
+                        elif not relieved:  # all threads are at steps of others
+                            self.crew.relieve()
+                        else:
+                            raise TimeoutError(
+                                f"batch {step} was not begun in {hung:.1f} s (`timeout=`), since "
+                                f"all threads read other batches; raise `timeout` or `workers`"
+                            )
+                        began, relieved = time.monotonic(), job is None or job.waits
+                        continue
+                patience = [] if said else [LATE - (now - began)]
+                patience += [] if left is None else [left]
+                self._finished.wait(max(0.001, min(patience)) if patience else None)
+
+    def _give_up(self, job: _Job, place: Failed | None, hung: float) -> None:
+        """The step hangs: its threads are left behind, and its element counts as an error."""
+        error = TimeoutError(f"an element was not read in {hung:.1f} s (`timeout=`)")
+        annotate(error, place)
+        again = _Job(job.step, job)
+        job.thread = None
+        self._jobs[job.step] = again
+        if self.on_error is raise_it or place is None:
+            again.done, again.error = True, error
+        else:
+            again.known_to_hang[place.stage, place.index, place.epoch] = error
+            self._rows[job.step] = job.rows
+            self._retry.append(again)
+        self.crew.lose(job, {mine.thread for mine in list(job.contexts)})
+
+    # Reading in the caller's thread, as long as that is cheap
+
+    def _claim_inline(self, step: int) -> bool:
+        """Takes the step for the caller's thread, if no other has it."""
+        with self.crew.lock:
+            if self.closed:
+                raise TrackClosedError
+            if self._jobs or self._retry:
+                return False
+            self._begun = self._wanted = step + 1
+            return True
+
+    def _take_inline(self, step: int) -> Any:
+        begin = time.perf_counter()
+        if step not in self._rows:
+            self._rows[step] = self.rows_of(step)
+        mine = ReadContext(self.on_error, self.buffers, masked=self.masked)
+        with use_read_context(mine), self.settings(executes=self.executes):
+            fetched = self.fetch(self._rows[step])
+        _drop_before(step, self._rows)
+        self._times.append(time.perf_counter() - begin)
+        self._inline = self._reads_cheaply(4)
+        return fetched
+
+    def _reads_cheaply(self, slack: int = 1) -> bool:
+        times = self._times
+        if self.timeout is not None or len(times) < _WATCHED:
+            return False
+        return sorted(times)[_WATCHED // 2] < _CHEAP * slack
+
+    # The end
+
+    def abandon(self) -> None:
+        """`close`, called by the garbage collector, perhaps in a thread that has the lock."""
+        self.closed = True
+        if self.crew.lock.acquire(blocking=False):
+            self.crew.lock.release()
+            self.close()
+
+    def close(self) -> None:
+        """Nothing more is read; what is being read is finished and forgotten."""
+        with self.crew.lock:
+            self.closed = True
+            self._wanted = 0
+            self._retry.clear()
+            self._rows.clear()
+            self._jobs.clear()
+            self._finished.notify_all()
+        self.crew.remove(self)
+
+    # The crew's side
+
+    def next_job(self) -> Callable[[], None] | None:
+        """A step to read; called with the lock held."""
+        if self.closed:
+            return None
+        if self._retry:
+            job = self._retry.popleft()
+        elif self._begun < self._wanted:
+            job = _Job(self._begun)
+            self._jobs[self._begun] = job
+            self._begun += 1
+        else:
+            return None
+        job.thread = threading.current_thread()
+        job.rows = self._rows.pop(job.step)
+        return lambda: self._run(job)
+
+    def _run(self, job: _Job) -> None:
+        begin, rows, error = time.perf_counter(), job.rows, None
+        try:
+            mine = WorkerReadContext(self, job)
+            with use_read_context(mine), mine.settings():
+                rows = self.fetch(rows)
+        except BaseException as caught:
+            error = caught
+        took = time.perf_counter() - begin
+        with self.crew.lock:
+            if job.thread is None:  # it was given up
+                return
+            job.contexts.clear()
+            job.error, job.done = error, True
+            job.rows = rows
+            self._times.append(took)
+            self._finished.notify_all()
+
+
+class InlineTrack:
+    """The same without threads: a step is read when it is taken."""
+
+    def __init__(
+        self, fetch: Callable[[Any], Any], rows_of: Callable[[int], Any], context: ReadContext
+    ) -> None:
+        self._fetch, self._rows_of, self._context = fetch, rows_of, context
+
+    def take(self, step: int) -> Any:
+        with use_read_context(self._context):
+            return self._fetch(self._rows_of(step))
+
+    def ready(self, step: int) -> bool:
+        del step
+        return False
+
+    def start(self) -> None:
+        pass
+
+    close = abandon = start
+
+
+def _drop_before(step: int, table: dict[int, Any]) -> None:
+    for number in [number for number in table if number < step]:
+        del table[number]
+
+
+def _what(place: Failed | None, step: int, waited: float) -> str:
+    if place is None:
+        return f"batch {step} since {waited:.0f} s; no worker is free, or it is about to be read"
+    return f"{place.stage}, element {place.index} of epoch {place.epoch}, since {waited:.0f} s"
