@@ -187,10 +187,7 @@ def _in_short(error: Exception) -> str:
         exceptions.ContentDecodingError: "what came cannot be unpacked",
         exceptions.ConnectionError: "no connection",
     }
-    otherwise = (
-        "a file came whose hash is not the right one" if has_wrong_hash(error) else str(error)
-    )
-    return next((text for kind, text in known.items() if isinstance(error, kind)), otherwise)
+    return next((text for kind, text in known.items() if isinstance(error, kind)), str(error))
 
 
 def cannot_write(path: Path, error: OSError, damage: str | None = None) -> DatasetError:
