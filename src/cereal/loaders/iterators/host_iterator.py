@@ -138,8 +138,8 @@ class HostIterator(WalkingIterator[T]):
         self._end_if_done()
         if nothing:
             raise PipelineError(
-                f"the iterator of an IterableSource gave {end} elements in epoch {epoch}, and a "
-                f"batch needs at least {self._least}; let it give more, or write a smaller batch."
+                f"the iterator of an IterableSource gave {end} elements in epoch {epoch}: there is "
+                f"no batch of at least {self._least}; let it give more, or write a smaller batch."
             )
         self._open(0)
         return self._track.take(0)

@@ -66,6 +66,7 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *args: Any, key: A
     state = loader.init_state(key)
     source = current(loader.running, state)
     remainder: Remainder | None = None
+    steps = loader.steps_per_epoch  # an error, if nobody knows the length
     if isinstance(source, Positional):
         remainder = "pad"
         steps = source._plan.ending(remainder).steps
