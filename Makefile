@@ -71,6 +71,7 @@ lint: $(INSTALLED) ## Check style and formatting
 
 types: $(INSTALLED) ## Check types
 	$(BIN)/pyright
+	$(BIN)/mypy tests/test_types.py
 
 bench: pyproject.toml ## Print all figures; the peers are installed in .venv-bench
 	$(PYTHON) -m venv .venv-bench
@@ -84,4 +85,4 @@ bench: pyproject.toml ## Print all figures; the peers are installed in .venv-ben
 	$(BENCH)/python benchmarks/rollouts.py --cyreal
 
 clean: ## Remove .venv and caches
-	rm -rf .venv .venv-bench .venv-bridges .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench .venv-bridges .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -39,7 +39,7 @@ def compiled() -> Any:
 def computing(source: Any) -> float:
     """The seconds that the few elements take by themselves, as the check computes them."""
     few = few_of(N, source)
-    parts = [few] if source.produces else [few[i : i + 1] for i in range(FEW)]
+    parts = [few] if source.traits.by_python else [few[i : i + 1] for i in range(FEW)]
     begin = time.perf_counter()
     for part in parts:
         jax.block_until_ready(read_elements(source, part))

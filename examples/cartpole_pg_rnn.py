@@ -10,7 +10,6 @@ GRU once more over a segment, from what it remembered at the first step. The res
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from matplotlib.figure import Figure
+from over_seeds import over_seeds, read_options
 
 import cereal
 
@@ -118,30 +117,9 @@ def play(key: jax.Array, params: Any) -> jax.Array:
     return (batch["reward"] * cereal.rl.first_episodes(batch["done"])).sum(axis=0).mean()
 
 
-def draw(curves: np.ndarray, out: Path) -> None:
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    ax = figure.subplots()
-    steps = np.arange(1, curves.shape[1] + 1) * STEPS * ENVS
-    ax.fill_between(steps, curves.min(axis=0), curves.max(axis=0), alpha=0.3)
-    ax.plot(steps, curves.mean(axis=0))
-    ax.set(xlabel="environment steps", ylabel=f"mean return, {len(curves)} seeds")
-    figure.savefig(out)
-
-
 def main(seeds: int, updates: int, out: Path) -> dict[str, np.ndarray]:
-    keys = jax.random.split(jax.random.key(0), seeds)
-    params, curves = jax.jit(jax.vmap(lambda key: train(key, updates)))(keys)
-    returns = jax.jit(jax.vmap(play))(keys, params)
-    for seed, mean in enumerate(returns):
-        print(f"seed {seed:2}: mean return {mean:5.1f}")
-    draw(np.asarray(curves), out)
-    return {"return": np.asarray(returns), "curve": np.asarray(curves)}
+    return over_seeds(train, play, seeds, updates, STEPS * ENVS, out)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--updates", type=int, default=120)
-    parser.add_argument("--out", type=Path, default="cartpole_pg_rnn.png")
-    options = parser.parse_args()
-    main(options.seeds, options.updates, options.out)
+    main(**read_options(__doc__, updates=120, out="cartpole_pg_rnn.png"))

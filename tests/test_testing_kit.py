@@ -148,8 +148,8 @@ class Repeating(Order):
         return position // 2 * 2
 
     @property
-    def name(self) -> str:
-        return "repeating"
+    def identity(self) -> Any:
+        return ("repeating",)
 
 
 @cereal.pytree_dataclass
@@ -162,8 +162,8 @@ class RepeatingLater(Order):
         return xp.where(xp.asarray(epochs)[column] == 0, position, 0)
 
     @property
-    def name(self) -> str:
-        return "repeating later"
+    def identity(self) -> Any:
+        return ("repeating later",)
 
 
 @pytest.mark.parametrize(

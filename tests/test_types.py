@@ -1,13 +1,17 @@
-"""Element types survive from the source to the loop; pyright reads the assertions."""
+"""Element types survive from the source to the loop; pyright and mypy read the assertions."""
 
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, TypedDict, assert_type
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import cereal
 from cereal import (
@@ -149,6 +153,25 @@ def test_scan_epoch_gives_the_carry_its_type_and_the_body_the_batch() -> None:
     assert int(total) == 15
 
 
+def test_stages_may_be_nested_in_any_order() -> None:
+    source = ArraySampleSource(images(), ordering="sequential")
+    batches = BatchTransform(4)(MapTransform(to_point)(source))
+    assert_type(batches, Source[Point])
+    loader = DataLoader(batches)
+    assert_type(loader, DataLoader[Point])
+    assert_type(DataLoader(source, workers=0), DataLoader[Images])
+    assert loader.batch_at(0, 0)[0].y.tolist() == [0, 1, 2, 3]
+
+
+def test_a_list_of_stages_needs_no_annotation() -> None:
+    loader = DataLoader([ArraySampleSource(images()), BatchTransform(2), MapTransform(to_point)])
+    assert_type(loader, DataLoader[Any])
+    batch, _, mask = loader.next_batch(loader.init_state(0))
+    assert_type(batch, Any)
+    assert_type(mask, jax.Array)
+    assert batch.x.shape == (2, 4, 4)
+
+
 def test_a_list_of_stages_can_be_annotated() -> None:
     loader: DataLoader[Point] = DataLoader(
         [ArraySampleSource(images()), BatchTransform(2), MapTransform(to_point)]
@@ -239,3 +262,12 @@ def test_rollouts_keep_their_type() -> None:
     for batch, _ in loader.iterate(state, steps=1):
         assert_type(batch, cereal.rl.Transition)
         assert batch["reward"].shape == (4,)
+
+
+@pytest.mark.slow  # reads the types of JAX and NumPy
+def test_mypy_agrees(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    root = Path(__file__).parent.parent
+    run = [sys.executable, "-m", "mypy", f"--cache-dir={tmp_path}", "tests/test_types.py"]
+    found = subprocess.run(run, cwd=root, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr

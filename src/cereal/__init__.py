@@ -47,7 +47,6 @@ from .datasets import KMNISTDataset as KMNISTDataset
 from .datasets import MNISTDataset as MNISTDataset
 from .datasets import MNISTDiskSource as MNISTDiskSource
 from .datasets import SunspotsDataset as SunspotsDataset
-from .device import dataset_to_jax as dataset_to_jax
 from .loaders import BatchIterator as BatchIterator
 from .loaders import DataLoader as DataLoader
 from .loaders import evaluate as evaluate
@@ -66,6 +65,7 @@ from .sources import RepeatSource as RepeatSource
 from .sources import SliceSource as SliceSource
 from .sources import WindowSource as WindowSource
 from .sources import ZipSource as ZipSource
+from .sources import dataset_to_jax as dataset_to_jax
 from .sources import kfold as kfold
 from .sources import save_arrays as save_arrays
 from .sources import select as select

@@ -1,27 +1,19 @@
-"""The conformance kit: what every source, transform and loader must hold.
+"""The conformance kit: checks that every source, transform and loader must pass.
 
     check_source(source)              element specs, exact epochs, purity, jit and eager alike
     check_transform(transform)        the same before and after batching, in a list and by call
     check_loader(loader)              one step, many steps and a scan give the same batches
     check_resume(loader)              restored at every step, the rest is the same
 
-Each raises an AssertionError that says which step and which leaf differ. They run the real thing
-for a few epochs, so give them small data.
-
->>> import cereal
->>> from cereal.testing import check_loader, check_resume
->>> source = cereal.RangeSource(10, ordering="shuffle")
->>> loader = cereal.DataLoader([source, cereal.BatchTransform(4)])
->>> check_loader(loader)
->>> check_resume(loader)
+Each raises an AssertionError that says which step and which leaf differ. They run for a few
+epochs, so give them small data.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 import warnings
 from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any, ParamSpec
 
 import jax
@@ -70,11 +62,13 @@ def assert_same(a: Any, b: Any, what: str) -> None:
 
 def _host(leaf: Any) -> np.ndarray:
     leaf = jnp.asarray(leaf)
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
     if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
         leaf = leaf.astype(jnp.float32)
-    return np.asarray(leaf)
+    return np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _begun(pipeline: Any, key: Any, policy_state: Any) -> Any:
@@ -83,11 +77,11 @@ def _begun(pipeline: Any, key: Any, policy_state: Any) -> Any:
 
 
 def check_source(source: Source[Any], key: Any = 0, *, policy_state: Any = None) -> None:
-    """A source keeps the contract.
+    """A source does what a source must do.
 
-    Its elements are what `element_spec` says; a state gives one answer however often it is asked,
-    eagerly and under `jit`; and an indexed source visits its order's every index exactly once an
-    epoch, with `take` giving the same rows in any grouping. `policy_state` is for rollouts.
+    Its elements are what `element_spec` says; a state always gives the same element, eagerly and
+    under `jit`; and an indexed source visits every index of its order exactly once an epoch, and
+    its `take` gives the same rows together and alone. `policy_state` is for rollouts.
 
     >>> import cereal
     >>> from cereal.testing import check_source
@@ -97,12 +91,14 @@ def check_source(source: Source[Any], key: Any = 0, *, policy_state: Any = None)
     state = start
     compiled = jax.jit(lambda source, state: source.next(state))
     for step in range(min(source.steps_per_epoch, 8) + 1):
-        what = f"{source.label}, step {step}"
+        what = f"{source._label}, step {step}"
         element, mask, after = source.next(state)
         found = Spec(jax.tree.map(jnp.asarray, element))
         assert found == spec, f"{what}: gives {found}, element_spec says {spec}"
         assert jnp.asarray(mask).dtype == jnp.bool_, f"{what}: the mask is {mask.dtype}, not bool"
-        assert jnp.shape(mask) == source.mask_shape, f"{what}: the mask has shape {jnp.shape(mask)}"
+        assert jnp.shape(mask) == source.traits.mask_shape, (
+            f"{what}: the mask has shape {jnp.shape(mask)}"
+        )
         assert_same(source.next(state), (element, mask, after), f"{what}, asked twice")
         assert_same(compiled(source, state), (element, mask, after), f"{what}, under jit")
         state = after
@@ -110,7 +106,7 @@ def check_source(source: Source[Any], key: Any = 0, *, policy_state: Any = None)
         _check_epochs(source, key)
     else:
         _check_many(source, start)
-    if isinstance(source, IndexedSource) and not source.random_stages:
+    if isinstance(source, IndexedSource) and not source.traits.random_stages:
         _check_take(source)
 
 
@@ -118,43 +114,37 @@ def _check_many(source: Source[Any], start: Any) -> None:
     """Steps at once are steps one by one."""
     state, found = start, []
     for _ in range(3):
-        element, mask, state = source.next(state)
-        found.append((element, mask))
-    values, masks = jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
-    what = f"{source.label}: next_many(state, 3) and three times next(state)"
+        *element_and_mask, state = source.next(state)
+        found.append(element_and_mask)
+    values, masks = _stacked(found)
+    what = f"{source._label}: next_many(state, 3) and three times next(state)"
     assert_same(source.next_many(start, 3), (values, masks, state), what)
+
+
+def _stacked(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def _check_epochs(source: Positional[Any], key: Any) -> None:
     """Each index of the order once per epoch, for three epochs, by position arithmetic."""
-    loader, n = DataLoader(source), source.length
-    steps = -(-3 * n // source.plan.batch) + 3
+    loader, n, order = DataLoader(source), source.traits.length, source._order
+    steps = -(-3 * n // source._plan.batch) + 3
     seen = [loader.indices_at(key, step) for step in range(steps)]
-    if source.order.samples:
-        assert all((indices >= 0).all() for indices in seen), f"{source.label}: a negative index"
+    if order.samples:
+        assert all((indices >= 0).all() for indices in seen), f"{source._label}: a negative index"
         return
-    if source.remainder == "drop":
-        per_epoch = source.steps_per_epoch
-        epochs = [np.concatenate(seen[e * per_epoch : (e + 1) * per_epoch]) for e in range(3)]
-        for epoch, indices in enumerate(epochs):
+    wanted = np.asarray(order.indices) if isinstance(order, Listed) else np.arange(n)
+    if source.traits.remainder == "drop":
+        most = np.unique(wanted, return_counts=True)[1].max()
+        for epoch in range(3):
+            first = epoch * source.steps_per_epoch
+            indices = np.concatenate(seen[first : first + source.steps_per_epoch])
             counts = np.unique(indices, return_counts=True)[1]
-            limit = np.unique(_order_of(source), return_counts=True)[1].max()
-            assert counts.max() <= limit, f"{source.label}: an index repeats in epoch {epoch}"
+            assert counts.max() <= most, f"{source._label}: an index repeats in epoch {epoch}"
         return
-    flat = np.concatenate(seen)[: 3 * n].reshape(3, n)
-    for epoch, indices in enumerate(flat):
-        np.testing.assert_array_equal(
-            np.sort(indices),
-            np.sort(_order_of(source)),
-            err_msg=f"{source.label}: epoch {epoch} is not each element once",
-        )
-
-
-def _order_of(source: Positional[Any]) -> np.ndarray:
-    """The indices that an epoch must visit, in some order."""
-    if isinstance(source.order, Listed):
-        return np.asarray(source.order.indices)
-    return np.arange(source.length)
+    for epoch, indices in enumerate(np.concatenate(seen)[: 3 * n].reshape(3, n)):
+        what = f"{source._label}: epoch {epoch} is not each element once"
+        np.testing.assert_array_equal(np.sort(indices), np.sort(wanted), err_msg=what)
 
 
 def _check_take(source: IndexedSource[Any]) -> None:
@@ -163,15 +153,15 @@ def _check_take(source: IndexedSource[Any]) -> None:
     for index in range(n):
         alone = source.take(jnp.array([index], jnp.int32))
         one = jax.tree.map(lambda x, i=index: x[i : i + 1], together)
-        assert_same(alone, one, f"{source.label}: take([{index}])")
+        assert_same(alone, one, f"{source._label}: take([{index}])")
 
 
 def check_transform(transform: Transform[Any, Any], source: Source[Any] | None = None) -> None:
-    """A transform keeps the contract, on `source` (default: small images with labels).
+    """A transform does what a transform must do, on `source` (default: small images with labels).
 
-    In a list and called by hand it is the same; its sources pass `check_source` and
+    In a list and called by hand it gives the same; its sources pass `check_source` and
     `check_resume`, before and after batching; and a stage that works on elements gives the same
-    batch on either side of a BatchTransform.
+    batch before and after a BatchTransform.
 
     >>> import cereal
     >>> from cereal.testing import check_transform
@@ -184,7 +174,7 @@ def check_transform(transform: Transform[Any, Any], source: Source[Any] | None =
     check_source(by_call.source)
     check_resume(by_call)
     batch = BatchTransform(3)
-    if not isinstance(transform, Stage | HostStage) or getattr(transform, "callbacks", ()):
+    if not isinstance(transform, Stage | HostStage) or transform.traits.callbacks:
         return
     before = DataLoader([source, transform, batch])
     after = before  # a host function of elements need not be one of batches
@@ -195,13 +185,13 @@ def check_transform(transform: Transform[Any, Any], source: Source[Any] | None =
         check_resume(loader)
         check_loader(loader)
     if not isinstance(transform, MapTransform):  # whose function may look at the whole batch
-        assert_same(_some(before), _some(after), f"{transform.label}: before and after batching")
+        assert_same(_some(before), _some(after), f"{transform._label}: before and after batching")
 
 
 def _repeating(check: Callable[P, None]) -> Callable[P, None]:
-    """These checks run an epoch again and again, and mean it; the loader forgets about it."""
+    """These checks repeat epochs on purpose, so there is no warning about it, now or later."""
 
-    @functools.wraps(check)
+    @wraps(check)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EpochWarning)
@@ -220,11 +210,11 @@ def _images(ordering: str) -> Source[Any]:
 
 
 def _check_by_call(transform: Transform[Any, Any], source: Source[Any]) -> DataLoader[Any]:
-    """Called by hand and in a list it is the same; the loader of the call."""
+    """Called by hand and in a list it gives the same; returns the loader of the call."""
     by_call, in_list = DataLoader(transform(source)), DataLoader([source, transform])
-    assert_same(_some(by_call), _some(in_list), f"{transform.label}: called and in a list")
+    assert_same(_some(by_call), _some(in_list), f"{transform._label}: called and in a list")
     one, other = (jax.tree.structure(stripped(loader.running)) for loader in (by_call, in_list))
-    assert one == other, f"{transform.label}: called and in a list, the pytrees differ"
+    assert one == other, f"{transform._label}: called and in a list, the pytrees differ"
     return by_call
 
 
@@ -253,10 +243,8 @@ def check_loader(loader: DataLoader[Any], key: Any = 0, *, policy_state: Any = N
         found = Spec(batch)
         assert found == spec, f"a batch is {found}, element_spec says {format_spec(spec.tree)}"
 
-    passed = jax.jit(lambda loader, state: loader.next_batch(state))
-    assert_same(
-        _by_steps(lambda s: passed(loader, s), start, steps)[0], expected, "jit, loader passed"
-    )
+    passed = partial(jax.jit(lambda loader, state: loader.next_batch(state)), loader)
+    assert_same(_by_steps(passed, start, steps)[0], expected, "jit, loader passed")
     captured = jax.jit(loader.next_batch)
     assert_same(_by_steps(captured, start, steps)[0], expected, "jit, loader captured")
 
@@ -271,10 +259,9 @@ def check_loader(loader: DataLoader[Any], key: Any = 0, *, policy_state: Any = N
 
     state, count, outputs = loader.scan_epoch(start, 0, body, steps=steps)
     assert int(count) == steps, f"scan_epoch ran {int(count)} steps of {steps}"
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *expected)
-    assert_same(outputs, stacked, "scan_epoch")
+    assert_same(outputs, _stacked(expected), "scan_epoch")
     assert_same(state, states[-1], "the state after scan_epoch")
-    if isinstance(loader.source, Positional) and not loader.source.callbacks:
+    if isinstance(loader.source, Positional) and not loader.source.traits.callbacks:
         _check_any_step(loader, key, expected)
 
 
@@ -302,10 +289,10 @@ def _by_steps(next_batch: Any, state: Any, steps: int) -> tuple[list[Any], list[
 def check_resume(
     loader: DataLoader[Any], key: Any = 0, epochs: int = 2, *, policy_state: Any = None
 ) -> None:
-    """A state restored at any step gives the same rest; twice; at the ends of epochs too.
+    """A run that is restored at any step goes on as the first run did, also when restored twice.
 
-    The states go through host memory, as a checkpoint would take them. Epoch by epoch, `iterate`
-    must hand out as many batches as the state's arithmetic says, wherever it starts.
+    The states go through host memory, as in a checkpoint. From wherever it starts, `iterate` must
+    end where the epoch ends.
 
     >>> import cereal
     >>> from cereal.testing import check_resume
@@ -334,7 +321,7 @@ def _check_ends(
     """The rest of each epoch ends where the epoch of the whole run ended."""
     epoch_of = [int(_restored(start, words).epoch) for words in saved]
     assert epoch_of[-1] >= epochs, f"{steps} steps ended in epoch {epoch_of[-1]} of {epochs}"
-    for step, epoch in itertools.islice(enumerate(epoch_of), steps):
+    for step, epoch in enumerate(epoch_of[:steps]):
         given = sum(1 for _ in loader.iterate(_restored(start, saved[step])))
         left = next((k for k, e in enumerate(epoch_of[step:]) if e > epoch), None)
         if left is not None:
@@ -343,21 +330,13 @@ def _check_ends(
 
 
 def _saved(state: Any) -> list[np.ndarray]:
-    leaves = jax.tree.leaves(state)
-    return [
-        np.array(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
-        for x in leaves
-    ]
+    return [np.array(jax.random.key_data(x) if _is_key(x) else x) for x in jax.tree.leaves(state)]
 
 
 def _restored(like: Any, saved: list[np.ndarray]) -> Any:
+    def one(x: Any, found: np.ndarray) -> jax.Array:
+        array = jnp.array(found)
+        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(x)) if _is_key(x) else array
+
     leaves, structure = jax.tree.flatten(like)
-    return jax.tree.unflatten(
-        structure,
-        [
-            jax.random.wrap_key_data(jnp.array(s), impl=jax.random.key_impl(x))
-            if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-            else jnp.array(s)
-            for x, s in zip(leaves, saved, strict=True)
-        ],
-    )
+    return jax.tree.unflatten(structure, map(one, leaves, saved))

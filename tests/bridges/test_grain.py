@@ -154,7 +154,7 @@ def test_what_is_random_in_it_is_neither_cached_nor_split() -> None:
     shuffled = DatasetSource(mapped().seed(3).shuffle())
     with pytest.raises(PipelineError, match="change from epoch to epoch"):
         cereal.CacheTransform("host")(shuffled)
-    with pytest.raises(PipelineError, match="would share elements"):
+    with pytest.raises(PipelineError, match="would share data"):
         cereal.split(shuffled, (0.8, 0.2))
     augmented = DatasetSource(mapped().seed(3).random_map(lambda x, rng: x))
     with pytest.raises(PipelineError, match="change from epoch to epoch"):

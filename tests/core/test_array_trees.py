@@ -30,10 +30,14 @@ TAKE = {
 SOURCE = ArraySampleSource({"x": np.arange(6.0)})
 LOADER = DataLoader([SOURCE, BatchTransform(2)])
 PARTS = {
-    "loader": (LOADER, r"is a DataLoader, not data; .* `DataLoader\(\[loader.source, ...\]\)`"),
+    "loader": (LOADER, r"is a DataLoader, .* not data; .* `DataLoader\(\[loader.source, ...\]\)`"),
+    "iterator": (
+        LOADER.iterate(LOADER.init_state(0)),
+        "is an iterator over the batches of a loader and not data",
+    ),
     "state": (
         LOADER.init_state(0),
-        r"is a PipelineState, not data; .* `loader.next_batch\(state\)`",
+        r"is a PipelineState, a position and not data; .* `loader.next_batch\(state\)`",
     ),
     "source": (SOURCE, "is an ArraySampleSource, not data; a source stands first in"),
     "transform": (BatchTransform(2), "is a BatchTransform, not data; transforms stand behind"),
@@ -196,8 +200,8 @@ def test_a_random_key_is_no_order(key):
 
 def test_indices_of_32_bits_are_an_order():
     indices = jnp.array([3, 5], jnp.uint32).astype(np.int32)
-    assert RangeSource(6, ordering=indices).length == 2
-    assert RangeSource(6, ordering=np.array([3, 5], np.uint32)).length == 2
+    assert RangeSource(6, ordering=indices).traits.length == 2
+    assert RangeSource(6, ordering=np.array([3, 5], np.uint32)).traits.length == 2
 
 
 def test_a_path_that_is_none_is_refused():

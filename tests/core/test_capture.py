@@ -13,7 +13,16 @@ import pytest
 
 import cereal
 from cereal.core import capture
-from cereal.core.capture import Discovered, eager, is_concrete, resolve, staging, substitution
+from cereal.core.capture import (
+    Discovered,
+    any_traced,
+    eager,
+    is_concrete,
+    is_traced,
+    resolve,
+    staging,
+    substitution,
+)
 
 
 @pytest.fixture
@@ -57,6 +66,21 @@ def test_tracers_and_numpy_arrays_are_not_concrete_jax_arrays() -> None:
     assert not is_concrete(np.zeros(2))
     assert not is_concrete(3.0)
     jax.jit(lambda x: pytest.fail("concrete") if is_concrete(x) else x)(0.0)
+
+
+def test_what_jit_vmap_and_grad_pass_is_traced_and_arrays_are_not() -> None:
+    seen = []
+
+    def look(x: Any) -> Any:
+        seen.append((is_traced(x), any_traced({"a": np.zeros(2), "b": x})))
+        return x
+
+    jax.jit(look)(0.0)
+    jax.vmap(look)(jnp.zeros(2))
+    jax.grad(look)(0.0)
+    assert seen == [(True, True)] * 3
+    assert not any(map(is_traced, (jnp.zeros(2), np.zeros(2), 3.0, None, "x")))
+    assert not any_traced({"a": np.zeros(2), "b": jnp.zeros(2), "c": None})
 
 
 def test_a_large_loader_captured_by_jit_warns_once_with_the_line_to_write(

@@ -130,7 +130,7 @@ def test_an_epoch_has_as_many_draws_as_asked_for_in_whole_turns(
 ) -> None:
     order = ClassBalanced(LABELS, length=length)
     source = cereal.RangeSource(13, ordering=order)
-    assert order.length(13) == source.length == draws
+    assert order.length(13) == source.traits.length == draws
     assert visits(LABELS, [0], length=length).index.shape == (1, draws)
     loader = cereal.DataLoader([source, cereal.BatchTransform(3)])
     assert loader.steps_per_epoch == draws // 3

@@ -103,5 +103,5 @@ def test_what_cannot_be_called_is_refused(fn: Any) -> None:
 
 
 def test_a_callable_that_is_neither_hashable_nor_a_pytree_is_refused() -> None:
-    with pytest.raises(cereal.PipelineError, match="Unhashable is neither hashable nor a pytree"):
+    with pytest.raises(cereal.PipelineError, match="Unhashable is neither a pytree nor hashable"):
         as_function(Unhashable(), "Test")

@@ -57,7 +57,7 @@ class Shelved(HostIndexed[Any]):
             "n": jax.ShapeDtypeStruct((), jnp.int32),
         }
 
-    def take_host(self, indices: np.ndarray) -> Any:
+    def _take_host(self, indices: np.ndarray) -> Any:
         return self.shelf.take(indices)
 
     def reader(self) -> Any:

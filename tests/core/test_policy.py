@@ -67,8 +67,8 @@ def test_a_wrapper_of_the_users_own_hides_nothing() -> None:
             return ("mine", {"deep": [self.below.init_state(key), jnp.zeros(3)]})[1]
 
         def next(self, state: Any) -> Any:
-            _, _, inner = self.below.step(state["deep"][0])
-            element, mask, inner = self.below.step(inner)
+            _, _, inner = self.below.next(state["deep"][0])
+            element, mask, inner = self.below.next(inner)
             return element, mask, {"deep": [inner, state["deep"][1]]}
 
     loader = cereal.DataLoader([Twice(walk(length=9)), cereal.BatchTransform(3)])

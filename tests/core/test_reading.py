@@ -12,13 +12,13 @@ from cereal.core.buffers import Buffers
 from cereal.core.reading import (
     SKIPPED,
     Failed,
-    Reading,
+    ReadContext,
     annotate,
     at_element,
     for_each,
     raise_it,
-    reading,
-    reading_as,
+    read_context,
+    use_read_context,
 )
 from cereal.core.rows import host_rows_at
 
@@ -59,33 +59,33 @@ def test_an_error_carries_the_place_of_its_element() -> None:
     seed = (1 << 32) | 2
     assert error.__notes__ == [f"cereal: in {error.element}"]
     assert f"loader.read_element(6, key={seed}, epoch=3)" in error.__notes__[0]
-    assert reading().place() is None, "the thread is nowhere afterwards"
+    assert read_context().place() is None, "the thread is nowhere afterwards"
 
 
 @pytest.mark.parametrize(
     ("answer", "expected"), [(None, SKIPPED), (0, 0), ([], []), (False, False)]
 )
 def test_a_policy_answers_with_a_value_or_none(answer: Any, expected: Any) -> None:
-    with reading_as(Reading(lambda error: answer)):
+    with use_read_context(ReadContext(lambda error: answer)):
         assert each("stage", rows_of(5, 6, 7), fails_at(1), 3) == [0, expected, 20]
 
 
 def test_a_reading_that_may_skip_gives_masks() -> None:
-    assert not Reading().masked
-    assert not Reading(raise_it).masked
-    assert Reading(lambda error: None).masked
-    assert Reading(masked=True).masked
+    assert not ReadContext().masked
+    assert not ReadContext(raise_it).masked
+    assert ReadContext(lambda error: None).masked
+    assert ReadContext(masked=True).masked
 
 
 def test_a_stage_within_a_stage_notes_its_own_place_and_comes_back() -> None:
     seen: list[Any] = []
 
     def inner(lane: int) -> None:
-        seen.append(reading().place())
+        seen.append(read_context().place())
 
     def outer(lane: int) -> None:
         each("inner", rows_of(100 + lane), inner, 1)
-        seen.append(reading().place())
+        seen.append(read_context().place())
 
     each("outer", rows_of(5, 6), outer, 2)
     assert [(place.stage, place.index) for place in seen] == [
@@ -100,7 +100,7 @@ def test_the_place_is_given_back_after_an_error() -> None:
     def outer(lane: int) -> None:
         with pytest.raises(OwnError):
             each("inner", rows_of(100), fails_at(0), 1)
-        place = reading().place()
+        place = read_context().place()
         assert place is not None
         assert place.stage == "outer"
 
@@ -132,7 +132,7 @@ def test_no_policy_swallows_what_is_no_exception(error: Any) -> None:
     def run(lane: int) -> None:
         raise error
 
-    with reading_as(Reading(lambda error: None)), pytest.raises(error):
+    with use_read_context(ReadContext(lambda error: None)), pytest.raises(error):
         each("stage", rows_of(5), run, 1)
 
 
@@ -142,42 +142,42 @@ def test_stop_iteration_does_not_pass_as_the_end_of_something() -> None:
 
 
 def test_a_thread_has_a_reading_of_its_own() -> None:
-    mine, theirs = Reading(lambda error: None), []
-    with reading_as(mine):
-        thread = threading.Thread(target=lambda: theirs.append(reading()))
+    mine, theirs = ReadContext(lambda error: None), []
+    with use_read_context(mine):
+        thread = threading.Thread(target=lambda: theirs.append(read_context()))
         thread.start()
         thread.join()
-        assert reading() is mine
+        assert read_context() is mine
     assert theirs[0] is not mine
-    assert reading() is not mine
+    assert read_context() is not mine
 
 
 def test_readings_nest_and_are_given_back_after_errors() -> None:
-    before, one, two = reading(), Reading(), Reading()
+    before, one, two = read_context(), ReadContext(), ReadContext()
 
     def nested() -> None:
-        with reading_as(one):
-            with reading_as(two):
-                assert reading() is two
-            assert reading() is one
+        with use_read_context(one):
+            with use_read_context(two):
+                assert read_context() is two
+            assert read_context() is one
             raise OwnError
 
     with pytest.raises(OwnError):
         nested()
-    assert reading() is before
+    assert read_context() is before
 
 
-def test_doomed_elements_fail_without_being_run() -> None:
-    here, ran = Reading(lambda error: None), []
-    here.doomed["stage", 6, 3] = TimeoutError("it hangs")
-    with reading_as(here):
+def test_elements_known_to_hang_fail_without_being_run() -> None:
+    here, ran = ReadContext(lambda error: None), []
+    here.known_to_hang["stage", 6, 3] = TimeoutError("it hangs")
+    with use_read_context(here):
         values = each("stage", rows_of(5, 6, 7), lambda lane: ran.append(lane) or lane, 3)
     assert ran == [0, 2]
     assert values == [0, SKIPPED, 2]
 
 
 def test_an_array_that_is_not_ours_is_copied() -> None:
-    here, array = Reading(buffers=Buffers(4)), np.arange(1 << 15, dtype=np.int32)
+    here, array = ReadContext(buffers=Buffers(4)), np.arange(1 << 15, dtype=np.int32)
     owned = here.own(array)
     assert owned is not array
     assert not np.shares_memory(owned, array)

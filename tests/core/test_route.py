@@ -14,7 +14,7 @@ import pytest
 
 import cereal
 from cereal.core.branches import Joined, Mixed, join, make_branches
-from cereal.core.mixing import Stage, make_mixing
+from cereal.core.mixing import Phase, make_mixing
 from cereal.core.ordering import digest_of
 from cereal.core.route import Route, Run
 from cereal.core.rows import Rows
@@ -49,8 +49,8 @@ def fold_of(inner: Route, k: int, fold: Any, *, rest: bool = False, traced: bool
 
 def mixed(routes: Sequence[Route], parts: tuple[int, ...], epoch: Any, shuffled: bool) -> Mixed:
     lengths, flags = [route.n for route in routes], [shuffled] * len(routes)
-    mixing = make_mixing(lengths, [Stage(0, parts)], flags, epoch, "Test")
-    return Mixed(mixing, make_branches(routes), "mix")
+    mixing = make_mixing(lengths, [Phase(0, parts)], flags, epoch, "Test")
+    return Mixed(mixing, make_branches(routes), ("mix",))
 
 
 def rows_of(index: Any, epoch: Any = 0) -> Rows:
@@ -143,9 +143,9 @@ def test_a_route_locates_what_it_says_in_every_epoch(name: str) -> None:
     assert route.n == len(expected)
     for epoch in (0, 3, LAST_EPOCH):
         assert located(route, epoch) == [(epoch, row, True) for row in expected]
-    assert route.fixed
-    assert not route.random
-    assert not route.masks
+    assert route.traits.fixed
+    assert not route.traits.random
+    assert not route.traits.masks
 
 
 @functools.cache
@@ -207,8 +207,8 @@ def test_the_parts_of_a_shuffle_have_everything_once_and_in_all_epochs_the_same(
     assert rows != sorted(rows)
     for part in parts:
         assert rows_in(part, 0) == rows_in(part, 1) == rows_in(part, LAST_EPOCH)
-        assert not part.random
-        assert part.fixed
+        assert not part.traits.random
+        assert part.traits.fixed
 
 
 def test_another_key_is_another_shuffle() -> None:
@@ -242,7 +242,7 @@ def test_a_traced_fold_is_that_of_its_number_and_masks_what_it_lacks(
 
     def locate(fold: Any) -> Rows:
         route = fold_of(inner, k, fold, rest=rest, traced=True)
-        assert (route.n, route.masks) == (largest, n % k > 0)
+        assert (route.n, route.traits.masks) == (largest, n % k > 0)
         index = jnp.arange(route.n, dtype=jnp.int32)
         return route.locate(Rows(jnp.asarray(KEY), jnp.zeros(route.n, jnp.uint32), index, None))
 
@@ -278,12 +278,12 @@ def test_a_mixture_gives_its_parts_epochs_of_their_own(epoch: int) -> None:
         for p, e, i in zip(part.tolist(), own.tolist(), index.tolist(), strict=True)
     ]
     assert located(route, epoch) == expected
-    assert (route.random, route.fixed, route.masks) == (True, False, True)
+    assert (route.traits.random, route.traits.fixed, route.traits.masks) == (True, False, True)
 
 
 def test_flags_come_from_what_is_inside() -> None:
     plain = mixed([Run(0, 3), Run(3, 3)], (1, 1), "first", shuffled=False)
-    assert (plain.random, plain.fixed, plain.masks) == (False, False, False)
+    assert (plain.traits.random, plain.traits.fixed, plain.traits.masks) == (False, False, False)
     around: list[Callable[[Route], Route]] = [
         lambda inner: table(inner, [0, 1]),
         lambda inner: Stretch(inner, 1, 2, 1),
@@ -295,12 +295,12 @@ def test_flags_come_from_what_is_inside() -> None:
     ]
     for number, wrap in enumerate(around):
         last = number == len(around) - 1
-        assert wrap(SHUFFLED).random
-        assert wrap(PADDED).masks
-        assert not wrap(plain).fixed
-        assert not wrap(Run(0, 9)).random
-        assert not wrap(Run(0, 9)).masks
-        assert wrap(Run(0, 9)).fixed != last
+        assert wrap(SHUFFLED).traits.random
+        assert wrap(PADDED).traits.masks
+        assert not wrap(plain).traits.fixed
+        assert not wrap(Run(0, 9)).traits.random
+        assert not wrap(Run(0, 9)).traits.masks
+        assert wrap(Run(0, 9)).traits.fixed != last
 
 
 # Another store
@@ -311,7 +311,8 @@ def test_a_moved_route_has_the_moved_rows(name: str) -> None:
     route, expected = FIXED[name]
     moved = route.moved(lambda row: row + 1000, 4)
     assert rows_in(moved) == [row + 1000 for row in expected]
-    assert (moved.n, moved.name, moved.masks) == (route.n, route.name, route.masks)
+    assert (moved.n, moved.identity) == (route.n, route.identity)
+    assert moved.traits == route.traits
 
 
 def test_each_part_moves_with_the_data_that_it_begins_in() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cereal.core.branches import Mixed, join, make_branches
-from cereal.core.mixing import Stage, make_mixing
+from cereal.core.mixing import Phase, make_mixing
 from cereal.core.ordering import digest_of
 from cereal.core.route import Route, Run, Span, disjoint
 from cereal.core.rows import Rows
@@ -46,8 +46,8 @@ def part(inner: Route, start: int, n: int, step: int = 1) -> Route:
 
 def mixed(*routes: Route) -> Mixed:
     lengths = [route.n for route in routes]
-    mixing = make_mixing(lengths, [Stage(0, (1,) * len(routes))], [False] * len(routes), 5, "Test")
-    return Mixed(mixing, make_branches(routes), "mix")
+    mixing = make_mixing(lengths, [Phase(0, (1,) * len(routes))], [False] * len(routes), 5, "Test")
+    return Mixed(mixing, make_branches(routes), ("mix",))
 
 
 def rows_in(route: Route) -> list[int]:
@@ -184,7 +184,7 @@ def test_moving_a_route_changes_nothing_about_how_often_its_elements_come_up(nam
     route = {**ONCE, **SEVERAL}[name]
     moved = route.moved(lambda row: row + 1000, 3)
     assert (moved.spans is None) == (route.spans is None)
-    assert moved.name == route.name
+    assert moved.identity == route.identity
 
 
 # In general
@@ -224,7 +224,7 @@ def test_a_route_that_says_it_has_everything_once_never_has_an_element_twice(see
         assert set(rows_in(route)) <= set(range(12))
         if route.spans is not None:
             sure += 1
-            assert not repeats(route), (rows_in(route), route.name)
+            assert not repeats(route), (rows_in(route), route.identity)
     assert sure > 20
 
 
@@ -242,12 +242,12 @@ def test_spans_are_known_while_a_program_is_traced() -> None:
 
 
 def test_spans_meet_where_they_may_have_an_element_in_common() -> None:
-    one = Span(0, 10, "a", 0, 5)
+    one = Span(0, 10, ("a",), 0, 5)
     for other, meets in [
-        (Span(10, 20, "a", 0, 5), False),  # elsewhere in the store
-        (Span(0, 10, "a", 5, 9), False),  # other elements of the same space
-        (Span(0, 10, "a", 4, 9), True),
-        (Span(9, 20, "b", 5, 9), True),  # of another space: nobody knows
+        (Span(10, 20, ("a",), 0, 5), False),  # elsewhere in the store
+        (Span(0, 10, ("a",), 5, 9), False),  # other elements of the same space
+        (Span(0, 10, ("a",), 4, 9), True),
+        (Span(9, 20, ("b",), 5, 9), True),  # of another space: nobody knows
         (one, True),
     ]:
         assert one.meets(other) is other.meets(one) is meets
@@ -287,12 +287,12 @@ def test_routes_that_differ_have_names_that_differ() -> None:
         lambda route: join([LISTED, route]),
         lambda route: join([route, route, LISTED]),
     ]
-    names = [wrap(route).name for wrap in wraps for route in inner]
-    names += [route.name for route in inner]
+    names = [wrap(route).identity for wrap in wraps for route in inner]
+    names += [route.identity for route in inner]
     assert len(set(names)) == len(names)
-    assert "" in names  # a run as long as the data is no choice that a state would know of
+    assert () in names  # a run as long as the data is no choice that a state would know of
 
 
 def test_the_name_of_a_run_does_not_say_where_it_lies() -> None:
-    assert Run(0, 5).name == Run(7, 5).name == join([Run(4, 2), Run(0, 3)]).name == ""
-    assert Run(0, 5, 2).name == Run(7, 5, 2).name != Run(7, 5, -2).name
+    assert Run(0, 5).identity == Run(7, 5).identity == join([Run(4, 2), Run(0, 3)]).identity == ()
+    assert Run(0, 5, 2).identity == Run(7, 5, 2).identity != Run(7, 5, -2).identity

@@ -189,7 +189,7 @@ def test_weights_near_the_largest_number_are_weights(make: Any) -> None:
 def test_an_epoch_has_as_many_draws_as_asked_for(length: int) -> None:
     order = WeightedSampling([1, 0, 2], length=np.int64(length))  # type: ignore[arg-type]
     source = cereal.RangeSource(3, ordering=order)
-    assert order.length(3) == source.length == length
+    assert order.length(3) == source.traits.length == length
     assert cereal.DataLoader([source, cereal.BatchTransform(2)]).steps_per_epoch == -(-length // 2)
     assert draws(order, 3, 2).shape == (2, length)
 
@@ -365,7 +365,7 @@ def test_bad_lengths_are_refused(make: Any, length: Any) -> None:
 
 
 def test_more_draws_than_elements_that_have_a_weight_are_refused_without_replacement() -> None:
-    message = "`length` must be .* from 1 to 2, as many as can be drawn without replacement, got 3"
+    message = "`length` must be .* from 1 to 2, got 3; no more can be drawn without"
     with pytest.raises(cereal.PipelineError, match=message):
         without([1, 0, 3], length=3)
 

@@ -16,7 +16,7 @@ import pytest
 from tests.core.programs import spread
 
 from cereal import BatchTransform, DataLoader, DatasetSource, HostMapTransform, MapTransform
-from cereal.core import settings as settings_module
+from cereal.core.jax_internals import thread_holders, trace_context
 from cereal.core.settings import current_settings
 
 N = 12
@@ -137,12 +137,12 @@ def test_settings_are_taken_to_another_thread_and_back(name: str) -> None:
 
 
 def test_every_option_of_jax_that_a_thread_can_have_is_taken_along() -> None:
-    """The bet on where JAX keeps them: if this fails, `core.settings` must look elsewhere."""
-    known = {holder.name for holder in settings_module._holders()}
+    """The bet on where JAX keeps them: if this fails, `core.jax_internals` must look elsewhere."""
+    known = {holder.name for holder in thread_holders()}
     assert len(known) > 80
     assert {"jax_enable_x64", "jax_transfer_guard", "abstract_mesh_context_manager"} <= known
     assert {"jax_debug_nans", "jax_threefry_partitionable", "device_context"} <= known
-    assert settings_module._trace_context() is not settings_module._local_values
+    assert trace_context() is not None
 
 
 def test_the_thread_of_the_settings_gets_them_back_when_it_has_others() -> None:

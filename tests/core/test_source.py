@@ -112,7 +112,7 @@ def test_a_source_says_how_long_its_epoch_is_and_prints_its_name() -> None:
     assert Squares(6).steps_per_epoch == 6
     assert Squares(6, ordering=(1, 2)).steps_per_epoch == 2
     assert repr(Squares(6)) == "Squares"
-    assert RandomWalk().lanes == ()
+    assert RandomWalk().traits.lanes == ()
 
 
 def test_next_gives_one_answer_to_one_state_however_often_it_is_asked() -> None:

@@ -11,8 +11,10 @@ import pytest
 from jax.core import Tracer
 
 import cereal
+from cereal.core.pipeline import IndexedPipeline, Pipeline
 from cereal.core.stage import Stage
-from cereal.core.staged import BatchStage, ElementStage, StreamStage
+from cereal.core.stream_stages import StreamStage
+from cereal.core.traits import StageTraits
 from cereal.testing import check_source, check_transform
 
 DATA = {"x": np.arange(14, dtype=np.float32).reshape(7, 2), "y": np.arange(7, dtype=np.int32)}
@@ -41,7 +43,7 @@ class Countdown(cereal.Source[jax.Array]):
 class KeepEven(Stage[Any, Any]):
     """A stage of a user's own that masks: odd labels are not real."""
 
-    changes_mask = True
+    traits = StageTraits(changes_mask=True)
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> Any:
         return values, mask & (values["y"] % 2 == 0)
@@ -61,8 +63,8 @@ def add_one(element: Any) -> Any:
 
 def test_where_a_stage_stands_decides_what_it_makes() -> None:
     stage = cereal.MapTransform(add_one)
-    assert isinstance(stage(SOURCE), ElementStage)
-    assert isinstance(stage(BATCH(SOURCE)), BatchStage)
+    assert type(stage(SOURCE)) is IndexedPipeline
+    assert type(stage(BATCH(SOURCE))) is Pipeline
     assert isinstance(cereal.MapTransform(jnp.square)(Countdown()), StreamStage)
 
 

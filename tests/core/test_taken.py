@@ -14,12 +14,12 @@ import pytest
 
 import cereal
 from cereal import BatchTransform, DataLoader, HostFilterTransform, HostMapTransform
-from cereal.core.reading import Reading, reading_as
+from cereal.core.reading import ReadContext, use_read_context
 from cereal.core.rows import host_rows_at
 from cereal.core.spec import Spec
 from cereal.core.taken import (
     OBJECT,
-    Taken,
+    ElementBatch,
     as_array,
     as_arrays,
     canonical,
@@ -221,12 +221,12 @@ def test_an_element_unlike_the_first_is_told_what_to_do_about_it(kind: str) -> N
         leaves_of(other, Spec(spec_of_element(first)))
 
 
-# Taken
+# ElementBatch
 
 
 def test_elements_of_stacked_arrays_are_views() -> None:
     stacked = {"x": np.arange(6).reshape(3, 2)}
-    taken = Taken(3, stacked=stacked)
+    taken = ElementBatch(3, stacked=stacked)
     assert taken.is_stacked
     assert [taken.element(i)["x"].tolist() for i in range(3)] == [[0, 1], [2, 3], [4, 5]]
     assert np.shares_memory(taken.element(1)["x"], stacked["x"])
@@ -243,7 +243,7 @@ def test_stacking_puts_the_filler_where_one_was_left_out(keep: Any) -> None:
     mask = None if keep is None else np.array(keep)
     if keep is not None:
         listed = [e if k else object() for e, k in zip(listed, keep, strict=True)]
-    taken = Taken(3, one=listed.__getitem__, keep=mask)
+    taken = ElementBatch(3, one=listed.__getitem__, keep=mask)
     found = taken.stack(SPEC, "stage", host_rows_at(np.arange(3)), filler)
     numbers = found.stacked["n"].tolist()
     kept = keep or [True] * 3
@@ -255,14 +255,17 @@ def test_stacking_puts_the_filler_where_one_was_left_out(keep: Any) -> None:
 def test_what_stands_in_for_an_element_is_stacked_and_checked() -> None:
     listed: list[Any] = [{"x": np.zeros(9), "n": 1}, {"x": np.ones(2, np.float32), "n": 2}]
     rows = host_rows_at(np.arange(2))
-    taken = Taken(2, one=listed.__getitem__)
-    with reading_as(Reading(lambda error: {"x": np.full(2, 8, np.float32), "n": 8})):
+    taken = ElementBatch(2, one=listed.__getitem__)
+    with use_read_context(ReadContext(lambda error: {"x": np.full(2, 8, np.float32), "n": 8})):
         found = taken.stack(SPEC, "stage", rows, filler)
     assert found.stacked["n"].tolist() == [8, 2]
     assert found.stacked["x"].tolist() == [[8, 8], [1, 1]]
-    with reading_as(Reading(lambda error: "no element")), pytest.raises(cereal.PipelineError):
+    with (
+        use_read_context(ReadContext(lambda error: "no element")),
+        pytest.raises(cereal.PipelineError),
+    ):
         taken.stack(SPEC, "stage", rows, filler)
-    with reading_as(Reading(lambda error: None)):
+    with use_read_context(ReadContext(lambda error: None)):
         found = taken.stack(SPEC, "stage", rows, filler)
     assert found.keep is not None
     assert found.keep.tolist() == [False, True]

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cereal.core.errors import PipelineError
-from cereal.core.turns import MOST_SLOTS, ranks_in, turn_table, whole_parts
+from cereal.core.ordering import times_before
+from cereal.core.turns import MOST_SLOTS, turn_table, whole_parts
 
 MILLION = 10**6
 
@@ -123,7 +124,7 @@ def test_ranks_count_the_earlier_turns_of_the_same_part() -> None:
         for part in table.tolist():
             expected.append(seen.get(part, 0))
             seen[part] = expected[-1] + 1
-        assert ranks_in(table).tolist() == expected
+        assert times_before(table).tolist() == expected
 
 
 # Weights as whole numbers

@@ -1,4 +1,4 @@
-"""Products of 32-bit words against Python's integers, in NumPy and in JAX."""
+"""Sums and products of 32-bit words against Python's integers, in NumPy and in JAX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cereal.core.wide import add_below, fraction_words, high_word, times_ratio
+from cereal.core.wide import add_below, fraction_words, high_word, plus, times_ratio
 
 pytestmark = pytest.mark.optimized
 
@@ -45,6 +45,15 @@ def pairs() -> tuple[np.ndarray, np.ndarray]:
     values = EXTREMES + some_words(40, 0)
     x, y = zip(*itertools.product(values, values), strict=True)
     return as_words(x), as_words(y)
+
+
+def test_a_sum_carries_into_the_high_word() -> None:
+    low, n = pairs()
+    high = np.full_like(low, 7)
+    expected = [divmod((7 << 32) + a + b, WORD) for a, b in as_integers(low, n)]
+    assert as_integers(*plus(high, low, n)) == expected
+    in_jax = jax.jit(plus)(*map(jnp.asarray, (high, low, n)))
+    assert as_integers(*in_jax) == expected
 
 
 def test_the_high_word_is_that_of_the_whole_product() -> None:

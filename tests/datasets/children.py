@@ -21,7 +21,7 @@ from tests.datasets.server import GUARD
 
 from cereal.datasets import fetching
 from cereal.datasets.record import Record
-from cereal.datasets.storage import load, mapped
+from cereal.datasets.storage import SplitFiles
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -132,8 +132,8 @@ def _fulfil(wish: Wish, connection: Any) -> Any:
             connection.send("locked")
             time.sleep(GUARD)
         return None
-    get = mapped if wish.mapped else load
-    arrays = get(wish.record, wish.split, wish.folder, True, "TinyDataset")
+    files = SplitFiles(wish.record, wish.split, wish.folder, verify=True, owner="TinyDataset")
+    arrays = files.mapped() if wish.mapped else files.load()
     return {name: array[:] + 0 for name, array in arrays.items()}
 
 

@@ -206,7 +206,7 @@ def test_an_unknown_split_is_refused_with_those_that_there_are(split: Any, cache
 @pytest.mark.parametrize("name", ["context_length", "prediction_length"])
 @pytest.mark.parametrize("value", [0, -1, 2.5, 3.0, "3", None, True])
 def test_lengths_must_be_positive_integers(name: str, value: Any, cache: Path) -> None:
-    says = rf"`{name}` must be a positive integer, got {re.escape(repr(value))}\.$"
+    says = rf"`{name}` must be an integer of at least 1, got {re.escape(repr(value))}\.$"
     both(cache, "train", PipelineError, says, **{name: value})
 
 

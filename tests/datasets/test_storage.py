@@ -33,7 +33,7 @@ from cereal import (
     PipelineError,
 )
 from cereal.datasets.record import Form, Record, RemoteFile
-from cereal.datasets.storage import load, located, mapped
+from cereal.datasets.storage import SplitFiles
 from cereal.testing import assert_same, check_resume
 
 N, KEY = 13, 7
@@ -265,26 +265,30 @@ def record_of(*forms: tuple[str, ...]) -> Record:
     return Record("numbers", "some", ("all",), tuple(map(form, forms)))
 
 
+def files_of(record: Record, folder: Path) -> SplitFiles:
+    return SplitFiles(record, "all", folder, verify=False, owner="Owner")
+
+
 def test_the_first_form_that_is_whole_is_taken(tmp_path: Path) -> None:
     record = record_of(("a", "b"), ("c",), ("d", "e"))
     (tmp_path / "some").mkdir()
     for name in ("a", "d", "e"):
         (tmp_path / "some" / name).write_bytes(b"x")
-    form, paths = located(record, "all", tmp_path, False, "Owner")
+    form, paths = files_of(record, tmp_path).located()
     assert form is record.forms[2]
     assert paths == [tmp_path / "some" / "d", tmp_path / "some" / "e"]
     (tmp_path / "some" / "c").write_bytes(b"")
-    assert located(record, "all", tmp_path, False, "Owner")[0] is record.forms[1]
+    assert files_of(record, tmp_path).located()[0] is record.forms[1]
 
 
 def test_arrays_that_are_loaded_cannot_be_changed(tmp_path: Path) -> None:
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "a").write_bytes(b"four")
-    arrays = load(record_of(("a",)), "all", tmp_path, False, "Owner")
+    arrays = files_of(record_of(("a",)), tmp_path).load()
     assert arrays["x"].tolist() == [4]
     with pytest.raises(ValueError, match="read-only"):
         arrays["x"][0] = 1
-    found = mapped(record_of(("a",)), "all", tmp_path, False, "Owner")
+    found = files_of(record_of(("a",)), tmp_path).mapped()
     assert isinstance(found["x"], np.memmap)
     with pytest.raises(ValueError, match="read-only"):
         found["x"][0] = 1
@@ -297,8 +301,8 @@ def test_records_of_one_folder_have_arrays_of_their_own(tmp_path: Path) -> None:
     other = replace(
         one, name="others", forms=(replace(one.forms[0], read=lambda *_: {"y": LABELS}),)
     )
-    assert list(mapped(one, "all", tmp_path, False, "Owner")) == ["x", "split"]
-    assert list(mapped(other, "all", tmp_path, False, "Owner")) == ["y"]
+    assert list(files_of(one, tmp_path).mapped()) == ["x", "split"]
+    assert list(files_of(other, tmp_path).mapped()) == ["y"]
 
 
 # Bad input
@@ -306,7 +310,7 @@ def test_records_of_one_folder_have_arrays_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [0, -3, 1.5, "many"])
 def test_elements_ahead_must_be_a_positive_integer(value: Any, cache: Path) -> None:
-    says = r"^MNISTDataset\.make_disk_source: `prefetch_size` must be a positive integer, got "
+    says = r"^MNISTDataset\.make_disk_source: `prefetch_size` must be an integer .* 1, got "
     with pytest.raises(PipelineError, match=says + repr(value)):
         on_disk(cache, prefetch_size=value)
 

@@ -68,7 +68,7 @@ def epoch_of(case: Case, loader: Any) -> int:
     source = loader.source
     while not isinstance(source, Positional):
         source = source.source
-    return source.length
+    return source.traits.length
 
 
 def lanes_of(case: Case, batches: list[ways.Batch]) -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -120,7 +120,7 @@ def test_the_end_of_a_long_epoch_is_like_that_of_a_short_one(n):
 
 
 def shuffled_from_the_start(loader, count):
-    rows, _ = loader.source.plan.rows_for(np.asarray(at(loader, 0, epoch=1).words), 2)
+    rows, _ = loader.source._plan.rows_for(np.asarray(at(loader, 0, epoch=1).words), 2)
     return rows.index.reshape(-1)[:count].tolist()
 
 
@@ -191,7 +191,7 @@ def test_lists_of_indices_reach_as_far_as_31_bits():
     [
         lambda source: SliceSource(source, range(10)),
         lambda source: ConcatSource([source, source]),
-        lambda source: ZipSource((source, source)).length,
+        lambda source: ZipSource((source, source)).traits,
         lambda source: split(source, (0.5, 0.5)),
         lambda source: select(source, lambda x: True),
         lambda source: DataLoader([source, CacheTransform("host"), BatchTransform(2)]),

@@ -90,8 +90,8 @@ COMBINED: dict[str, Make] = {
 def test_combined_files_give_what_combined_arrays_give(name: str, folder: Path) -> None:
     make, files = COMBINED[name], [mapped(data, folder) for data in (A, B)]
     mine, theirs = (DataLoader([make(*parts), BatchTransform(4)]) for parts in (files, (A, B)))
-    assert mine.source.host
-    assert not theirs.source.host
+    assert mine.source.traits.host
+    assert not theirs.source.traits.host
     expected = some(theirs)
     assert_same(some(mine), expected, name)
     if name in ("concat", "zip", "augmented parts"):  # each kind of reader inside a program
@@ -105,7 +105,7 @@ def test_a_file_beside_an_array_gives_what_two_arrays_give(name: str, folder: Pa
     theirs = some(DataLoader([make(A, B), BatchTransform(4)]))
     for parts in ((mapped(A, folder), B), (A, mapped(B, folder))):
         mine = DataLoader([make(*parts), BatchTransform(4)])
-        assert mine.source.host
+        assert mine.source.traits.host
         assert_same(some(mine), theirs, name)
 
 

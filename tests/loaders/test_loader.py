@@ -260,7 +260,7 @@ def test_a_loader_of_module_level_functions_pickles() -> None:
     twin = pickle.loads(pickle.dumps(loader))
     assert_same(some(twin), expected, "the pickled loader")
     assert repr(twin) == repr(loader)
-    assert twin.source.spec == loader.source.spec  # pyright: ignore[reportAttributeAccessIssue]
+    assert twin.source._spec == loader.source._spec  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_pickle_holds_the_data_once() -> None:

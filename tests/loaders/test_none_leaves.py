@@ -164,10 +164,13 @@ INSTEAD: dict[str, Callable[[Any], Any]] = {
 
 def nodes_of(loader: DataLoader[Any]) -> list[Any]:
     """The loader, a state, every source and stage in it, and their orders."""
-    found, source = [loader, loader.init_state(0)], loader.source
+    found: list[Any] = [loader, loader.init_state(0)]
+    source: Any = loader.source
     while source is not None:
-        found += [source, getattr(source, "stage", None), getattr(source, "ordering", None)]
-        source = source.inner
+        placed = getattr(source, "stages", ())
+        found += [source, *placed, *(each.stage for each in placed)]
+        found += [getattr(source, "stage", None), getattr(source, "ordering", None)]
+        source = source.source if placed else source._upstream
     return [node for node in found if node is not None and not isinstance(node, str)]
 
 
@@ -208,6 +211,6 @@ def test_what_was_donated_prints() -> None:
 
 def test_states_print_by_what_they_are() -> None:
     source: Any = make_loader().source
-    state = cereal.PipelineState(jnp.zeros((3, 5), jnp.uint32), source.fingerprint)
+    state = cereal.PipelineState(jnp.zeros((3, 5), jnp.uint32), source._fingerprint)
     assert repr(state).startswith("PipelineState(words=Array([[0, 0, 0, 0, 0],")
     assert repr(jax.tree.map(nothing, state)) == "PipelineState(words=None)"

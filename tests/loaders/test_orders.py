@@ -151,7 +151,7 @@ def test_a_state_of_another_order_is_refused_by_name() -> None:
     sources = [cereal.RangeSource(N, ordering=order) for order in OTHERS]
     for one, other in itertools.permutations(sources, 2):
         state = DataLoader(one).init_state(0)
-        message = f"it has ordering={one.order.name}, this one has ordering={other.order.name}. "
+        message = f"it has ordering={one._order.name}, this one has ordering={other._order.name}. "
         with pytest.raises(cereal.StateError, match=re.escape(message)):
             DataLoader(other).next_batch(state)
 
@@ -169,7 +169,7 @@ def test_another_batch_size_at_every_step_loses_and_repeats_nothing(name: str) -
     source = cereal.RangeSource(N, ordering=ORDERS[name]())
 
     def plan(size: int) -> Plan:
-        return DataLoader([source, cereal.BatchTransform(size)]).source.plan  # type: ignore[attr-defined]
+        return DataLoader([source, cereal.BatchTransform(size)]).source._plan  # type: ignore[attr-defined]
 
     words, taken = make_words((0, 2), 0, 0), []
     for size in (4, 9, 1, 1, 30, 2, 7):

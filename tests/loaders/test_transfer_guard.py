@@ -103,7 +103,7 @@ def test_pipelines_run_under_a_guard(source: str, tmp_path: Path) -> None:
     key, zero = jax.random.key(1), jnp.int32(0)
     batch = BatchTransform(4, pad_last_batch=True)
     stages: list[Any] = [SOURCES[source](tmp_path), batch]
-    loader = DataLoader(stages, workers=2) if stages[0].host else DataLoader(stages)
+    loader = DataLoader(stages, workers=2) if stages[0].traits.host else DataLoader(stages)
     with loader, jax.transfer_guard("disallow"):
         everything(loader, key, zero)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cereal
-from cereal.monitor.drawing import draw, stages_of, summary
+from cereal.monitor.drawing import draw, lines_of, summary
 
 
 class Pair(NamedTuple):
@@ -83,13 +83,15 @@ def test_stages_come_in_the_order_of_the_flow() -> None:
     source = cereal.RangeSource(9)
     batched = cereal.BatchTransform(3)(source)
     mapped = cereal.MapTransform(jnp.square)(batched)
-    assert stages_of(mapped) == [source, batched, mapped]
+    assert lines_of(mapped)[0].of is source
+    labels = [line.of._label for line in lines_of(mapped)]
+    assert labels == [source._label, batched._label, mapped._label]
 
 
 def test_named_tuples_indices_and_index_keys_are_drawn() -> None:
     pair = cereal.ArraySampleSource(Pair(np.zeros((4, 2)), np.arange(4)), ordering=[2, 1])
     label, _, spec = draw(pair).partition("  ")
-    assert label == f"ArraySampleSource(ordering={pair.order.name})"
+    assert label == f"ArraySampleSource(ordering={pair._order.name})"
     assert spec == "Pair(image=float32[2], label=int32[])"
     indexed = cereal.ArraySampleSource({"x": np.zeros(4)}, index_key="i")
     assert draw(indexed) == (

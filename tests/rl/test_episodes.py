@@ -27,7 +27,7 @@ T, N = 16, 3
 def collected(*stages: Any, steps: int, key: int = 0) -> dict[str, np.ndarray]:
     """What the pipeline adds and its mask, with all steps on one axis."""
     loader = cereal.DataLoader(list(stages))
-    lanes, found = len(loader.source.lanes), []
+    lanes, found = len(loader.source.traits.lanes), []
     for batch, mask in loader.iterate(loader.init_state(key), steps=steps):
         kept = {name: batch[name] for name in ("episode_return", "episode_length", "done")}
         found.append({**kept, "mask": mask})
@@ -244,11 +244,11 @@ def test_calls_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UsageError, match=r"needs a batch with 'episode_return'.*EpisodeStatistics"):
         episode_summary({"done": jnp.zeros(3)})
     batch = {"done": jnp.zeros(3), "episode_return": jnp.zeros(3), "episode_length": jnp.zeros(3)}
-    with pytest.raises(UsageError, match=r"the mask of shape \(2,\) does not belong"):
+    with pytest.raises(UsageError, match=r"`mask` of shape \(2,\) does not belong to `done`"):
         episode_summary(batch, jnp.ones(2))
-    with pytest.raises(UsageError, match=r"a reward of shape \(3,\) and a `done` of shape \(2,\)"):
+    with pytest.raises(UsageError, match=r"`done` of shape \(2,\) does not belong to `reward`"):
         episode_statistics(jnp.ones(3), jnp.zeros(2))
-    with pytest.raises(UsageError, match=r"the mask of shape \(2,\) does not belong"):
+    with pytest.raises(UsageError, match=r"`mask` of shape \(2,\) does not belong to `done`"):
         episode_statistics(jnp.ones(3), jnp.zeros(3), mask=jnp.ones(2))
 
 

@@ -211,7 +211,7 @@ def test_every_kind_of_space_goes_both_ways(mode: Any) -> None:
 
 def test_every_way_to_run_it_gives_the_same() -> None:
     with loader_of(GymnasiumSource(Counting, random_action, None, 16, num_envs=2)) as loader:
-        one_by_one = cereal.DataLoader(loader.source.inner)  # type: ignore[arg-type]
+        one_by_one = cereal.DataLoader(loader.source.source)  # type: ignore[arg-type]
         passed = jax.jit(lambda loader, state: loader.next_batch(state))
         begin = jax.jit(lambda loader, key: loader.init_state(key))
 

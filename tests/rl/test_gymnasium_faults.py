@@ -117,7 +117,7 @@ def test_an_error_in_the_users_own_program_is_raised_and_the_environments_stop(
     capfd: Any, batched: bool
 ) -> None:
     loader = loader_of(lambda: Faulty(trap, at=0))
-    loader = loader if batched else cereal.DataLoader(loader.source.inner)
+    loader = loader if batched else cereal.DataLoader(loader.source.source)
     program = jax.jit(lambda loader, state: loader.next_batch(state))
     state = loader.init_state(0)
     with pytest.raises(jax.errors.JaxRuntimeError, match="TrapError: the floor gave way") as caught:
@@ -309,7 +309,7 @@ _ONE = Faulty()
         (lambda: Vector(), 2, "must make one `gymnasium.Env`, made Vector; a vector environment"),
         (same, 2, "the function same returned the same environment twice"),
         (Vector(), 3, "has 2 environments, and `num_envs` is 3; leave `num_envs` out"),
-        (Faulty, 0, "`num_envs` must be a positive integer, got 0"),
+        (Faulty, 0, "`num_envs` must be an integer of at least 1, got 0"),
         ("NoSuchPole-v1", 2, "NoSuchPole-v1 could not be made: NameNotFound"),
         (trap, 2, "trap could not be made: TrapError: the floor gave way"),
     ],

@@ -356,7 +356,7 @@ def shaped(**parts: Any) -> Any:
     ("env", "says"),
     [
         (gymnax.make("CartPole-v1"), r"write `GymnaxEnvironment\(\*gymnax.make\(name\)\)`"),
-        ("CartPole-v1", r"must be an environment, got 'CartPole-v1'; write `env, params ="),
+        ("CartPole-v1", r"must be an environment, got 'CartPole-v1'; write `GymnaxEnvironment"),
         (Line, r"must be an environment, got <class .*Line'>"),
         (object(), r"must have `reset\(key, params\)` and .* got object"),
         (None, r"got NoneType"),

@@ -247,5 +247,5 @@ def test_numbers_out_of_range_are_refused_when_built() -> None:
         RewardToGoTransform(gamma=1.5)
     with pytest.raises(PipelineError, match=r"GAETransform: `lam` must be .* got -1"):
         GAETransform(lam=-1)
-    with pytest.raises(PipelineError, match="NStepReturnTransform: `n` must be a positive integer"):
+    with pytest.raises(PipelineError, match="NStepReturnTransform: `n` must be an integer"):
         NStepReturnTransform(0)

@@ -322,7 +322,7 @@ def test_gamma_is_from_zero_to_one(gamma: Any, said: str) -> None:
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, "2"])
 def test_n_is_a_positive_integer(n: Any) -> None:
-    with pytest.raises(PipelineError, match="n_step_returns: `n` must be a positive integer, got"):
+    with pytest.raises(PipelineError, match="n_step_returns: `n` must be an integer of at least 1"):
         n_step_returns(jnp.ones(3), jnp.zeros(3), jnp.ones(3), n, gamma=0.9)
 
 

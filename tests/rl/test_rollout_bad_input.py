@@ -23,7 +23,7 @@ INT = jnp.int32
 @pytest.mark.parametrize("value", [0, -1, 1.5, "16", None, True])
 @pytest.mark.parametrize("name", ["steps_per_epoch", "num_envs"])
 def test_counts_are_positive_integers(name: str, value: Any) -> None:
-    with pytest.raises(cereal.PipelineError, match=f"`{name}` must be a positive integer, got"):
+    with pytest.raises(cereal.PipelineError, match=f"`{name}` must be an integer of at least 1"):
         cartpole(**{name: value})
 
 

@@ -273,7 +273,7 @@ BUILDERS: dict[str, tuple[Callable[[], Any], str]] = {
     "a single fraction": (lambda: split(N, 0.5), r"split: `fractions` must be numbers, got 0.5"),  # type: ignore[arg-type]
     "a fraction of nothing": (
         lambda: split(N, (0.99, 0.01)),
-        r"split: the fraction 0.01 of 10 elements is none at all; raise it",
+        r"split: the fraction 0.01 of 10 elements is none; raise it",
     ),
     "a key that is none": (
         lambda: split(N, (0.5, 0.5), key="a"),
@@ -281,7 +281,7 @@ BUILDERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no folds": (
         lambda: kfold(N, 1, 0),
-        r"kfold: `k` must be an integer from 2 to the number of elements, 10, got 1",
+        r"kfold: `k` must be an integer from 2 to 10, got 1; there are 10 elements",
     ),
     "more folds than elements": (lambda: kfold(N, 11, 0), r"kfold: `k` .* 10, got 11"),
     "broken folds": (lambda: kfold(N, 2.5, 0), r"kfold: `k` must be an integer .*got 2.5"),  # type: ignore[arg-type]

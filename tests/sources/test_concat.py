@@ -79,10 +79,10 @@ def test_a_hundred_parts_are_found_in_numpy_and_compiled() -> None:
 
 def test_by_default_it_is_shuffled_if_one_source_is() -> None:
     quiet, loud = RangeSource(20), RangeSource(20, 40, ordering="shuffle")
-    assert ConcatSource([quiet, quiet]).order.name == "sequential"
-    assert ConcatSource([quiet, loud]).order.name == "shuffle"
-    assert ConcatSource([RangeSource(9, ordering=BlockShuffle(3)), quiet]).order.name == "shuffle"
-    assert ConcatSource([loud], ordering="sequential").order.name == "sequential"
+    assert ConcatSource([quiet, quiet])._order.name == "sequential"
+    assert ConcatSource([quiet, loud])._order.name == "shuffle"
+    assert ConcatSource([RangeSource(9, ordering=BlockShuffle(3)), quiet])._order.name == "shuffle"
+    assert ConcatSource([loud], ordering="sequential")._order.name == "sequential"
 
 
 def test_a_shuffle_goes_across_the_parts_and_is_new_in_every_epoch() -> None:
@@ -97,7 +97,7 @@ def test_a_shuffle_goes_across_the_parts_and_is_new_in_every_epoch() -> None:
 
 def test_a_list_of_indices_chooses_from_all_parts() -> None:
     source = ConcatSource([part(0, 3), part(10, 12)], ordering=np.array([4, 4, 0]))
-    assert source.length == 3
+    assert source.traits.length == 3
     assert len(source) == 5
     np.testing.assert_array_equal(visited(source, 2), [[11, 11, 0]] * 2)
 

@@ -315,7 +315,7 @@ def test_a_spec_that_is_none_is_refused_by_its_name(bad: Any) -> None:
 @pytest.mark.parametrize("bad", [0, -1, 2.5, "3", None, True, np.array([1, 2])])
 def test_counts_that_are_none_are_refused_by_their_name(name: str, bad: Any) -> None:
     options: Any = {"length": 4, "sample_fn": plain, name: bad}
-    with pytest.raises(PipelineError, match=f"`{name}` must be a positive integer"):
+    with pytest.raises(PipelineError, match=f"`{name}` must be an integer of at least 1"):
         DiskSampleSource(**options)
 
 

@@ -293,7 +293,7 @@ def test_what_cannot_be_iterated_is_refused_at_once(name: str) -> None:
 
 @pytest.mark.parametrize("bad", [0, -1, 2.5, "3", True])
 def test_a_length_that_is_none_is_refused(bad: Any) -> None:
-    with pytest.raises(PipelineError, match="`length` must be a positive integer"):
+    with pytest.raises(PipelineError, match="`length` must be an integer of at least 1"):
         IterableSource(squares, length=bad)
 
 

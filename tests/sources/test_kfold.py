@@ -31,8 +31,8 @@ from cereal.testing import assert_same, check_loader, check_resume, check_source
 
 def visited(source: Any, epochs: int = 1, key: int = 0) -> np.ndarray:
     """The rows of the store that epochs visit, in NumPy; of a range, they are the elements."""
-    rows, _ = source.plan.rows_for(make_words((0, key), 0, 0), epochs * source.length)
-    return source.route(rows).below.index.reshape(epochs, source.length)
+    rows, _ = source._plan.rows_for(make_words((0, key), 0, 0), epochs * source.traits.length)
+    return source._route(rows).below.index.reshape(epochs, source.traits.length)
 
 
 def whole_epoch(source: Any, key: Any = 0) -> tuple[Any, Any]:
@@ -95,7 +95,7 @@ def test_a_key_decides_the_folds() -> None:
 
 def test_the_order_is_that_of_the_source_unless_given() -> None:
     blocks = RangeSource(12, ordering=BlockShuffle(2))
-    assert [part.order.name for part in kfold(blocks, 3, 0)] == ["BlockShuffle(2)"] * 2
+    assert [part._order.name for part in kfold(blocks, 3, 0)] == ["BlockShuffle(2)"] * 2
     train, val = kfold(blocks, 3, 0, ordering="sequential")
     assert visited(val)[0].tolist() == [0, 1, 2, 3]
     train, val = kfold(RangeSource(12), 3, 0, ordering=[3, 0])

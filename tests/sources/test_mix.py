@@ -42,16 +42,16 @@ def parts_of(lengths: Sequence[int]) -> list[SliceSource[Any]]:
 
 def visited(source: Any, epochs: int = 1, key: int = 0) -> np.ndarray:
     """The numbers that epochs visit, in NumPy, as one axis."""
-    rows, _ = source.plan.rows_for(make_words((0, key), 0, 0), epochs * source.length)
-    return source.route(rows).below.index
+    rows, _ = source._plan.rows_for(make_words((0, key), 0, 0), epochs * source.traits.length)
+    return source._route(rows).below.index
 
 
 def loaded(source: Any, epochs: int = 1, key: int = 0, batch: int = 7) -> np.ndarray:
     """The same through a loader."""
     loader = DataLoader([source, BatchTransform(batch)])
-    steps = -(-epochs * source.length // batch)
+    steps = -(-epochs * source.traits.length // batch)
     batches = [np.asarray(x) for x, _ in loader.iterate(loader.init_state(key), steps=steps)]
-    return np.concatenate(batches)[: epochs * source.length]
+    return np.concatenate(batches)[: epochs * source.traits.length]
 
 
 def bits(x: Any, key: Any) -> Any:

@@ -68,13 +68,13 @@ def test_shuffled_each_element_comes_that_often_anywhere(n: int, times: int) -> 
 
 
 def test_the_order_is_that_of_the_source_unless_given() -> None:
-    assert RepeatSource(RangeSource(9), 2).order.name == "sequential"
-    assert RepeatSource(RangeSource(9, ordering="shuffle"), 2).order.name == "shuffle"
+    assert RepeatSource(RangeSource(9), 2)._order.name == "sequential"
+    assert RepeatSource(RangeSource(9, ordering="shuffle"), 2)._order.name == "shuffle"
     blocks = RepeatSource(RangeSource(9, ordering=BlockShuffle(3)), 2)
-    assert blocks.order.name == "BlockShuffle(3)"
+    assert blocks._order.name == "BlockShuffle(3)"
     for epoch in visited(blocks, 3):
         assert Counter(epoch.tolist()) == dict.fromkeys(range(9), 2)
-    assert RepeatSource(RangeSource(9), 2, ordering="shuffle").order.name == "shuffle"
+    assert RepeatSource(RangeSource(9), 2, ordering="shuffle")._order.name == "shuffle"
 
 
 def test_a_list_of_indices_counts_through_the_passes() -> None:

@@ -45,7 +45,7 @@ def elements(source: Any) -> list[Any]:
 def test_the_kit_holds_for_a_selection(strict_jax: None) -> None:
     data = ArraySampleSource({"x": np.arange(12.0, dtype=np.float32)})
     some = select(data, lambda element: element["x"] > 5)
-    assert some.order.name == "shuffle"
+    assert some._order.name == "shuffle"
     check_source(some)
     loader = DataLoader([some, BatchTransform(4)])
     check_loader(loader)
@@ -62,8 +62,8 @@ def test_survivors_keep_their_order() -> None:
 
 def test_the_order_is_that_of_the_source_unless_given() -> None:
     shuffled = RangeSource(20, ordering="shuffle")
-    assert select(shuffled, even).order.name == "shuffle"
-    assert select(shuffled, even, ordering="sequential").order.name == "sequential"
+    assert select(shuffled, even)._order.name == "shuffle"
+    assert select(shuffled, even, ordering="sequential")._order.name == "sequential"
     listed = DataLoader([select(shuffled, even, ordering=[9, 0]), BatchTransform(2)])
     assert listed.batch_at(0, 0)[0].tolist() == [18, 0]
 

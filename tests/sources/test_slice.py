@@ -63,7 +63,7 @@ def test_elements_are_those_of_plain_indexing(name: str) -> None:
 def test_the_kit_holds_for_listed_elements(strict_jax: None) -> None:
     data = ArraySampleSource({"x": np.arange(20.0, dtype=np.float32)}, index_key="index")
     source = SliceSource(data, [19, 3, 3, 7, 0])
-    assert source.order.name == "shuffle"
+    assert source._order.name == "shuffle"
     check_source(source)
     loader = DataLoader([source, BatchTransform(2)])
     check_loader(loader)
@@ -113,11 +113,11 @@ def test_a_slice_of_a_mixture_has_its_slots() -> None:
 
 
 def test_the_order_is_that_of_the_source() -> None:
-    assert SliceSource(RangeSource(9), range(5)).order.name == "sequential"
-    assert SliceSource(RangeSource(9, ordering="shuffle"), [0, 1]).order.name == "shuffle"
+    assert SliceSource(RangeSource(9), range(5))._order.name == "sequential"
+    assert SliceSource(RangeSource(9, ordering="shuffle"), [0, 1])._order.name == "shuffle"
     blocks = RangeSource(9, ordering=BlockShuffle(2))
-    assert SliceSource(blocks, range(5)).order.name == "BlockShuffle(2)"
-    assert SliceSource(blocks, range(5), ordering="shuffle").order.name == "shuffle"
+    assert SliceSource(blocks, range(5))._order.name == "BlockShuffle(2)"
+    assert SliceSource(blocks, range(5), ordering="shuffle")._order.name == "shuffle"
 
 
 def test_blocks_are_those_of_the_slice() -> None:

@@ -165,10 +165,10 @@ def test_a_split_costs_no_memory() -> None:
 
 
 def test_the_order_is_that_of_the_source_unless_given() -> None:
-    assert split(NUMBERS, (1,))[0].order.name == "sequential"
+    assert split(NUMBERS, (1,))[0]._order.name == "sequential"
     blocks = RangeSource(20, ordering=BlockShuffle(4))
     for part in split(blocks, (0.5, 0.5), key=1):
-        assert part.order.name == "BlockShuffle(4)"
+        assert part._order.name == "BlockShuffle(4)"
         assert sorted(visited(part, 2)[1]) == sorted(visited(part)[0])
     for part in split(NUMBERS, (0.5, 0.5), key=1, ordering=[9, 0, 9]):
         plain = split(NUMBERS, (0.5, 0.5), key=1)
@@ -276,7 +276,7 @@ def test_a_mixture_is_refused() -> None:
 
 def test_windows_that_overlap_are_refused() -> None:
     series = np.arange(20)
-    with pytest.raises(PipelineError, match=r"windows of .* overlap.*split_time.*`stride=4`"):
+    with pytest.raises(PipelineError, match=r"has windows that overlap.*split_time.*`stride=4`"):
         split(WindowSource(series, 4, stride=3), (0.5, 0.5), key=0)
     windows = WindowSource(series, 3, predict=1, stride=2)
     with pytest.raises(PipelineError, match=r"overlap.*`stride=4`"):

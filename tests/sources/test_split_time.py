@@ -140,8 +140,8 @@ def test_files_are_cut_like_arrays(tmp_path: Path) -> None:
     for predict, fractions in ((0, (0.5, 0.5)), (2, (1.0,))):
         sources = [WindowSource(data, 8, 2, predict=predict) for data in (file, DATA)]
         for mine, theirs in zip(*(split_time(s, fractions) for s in sources), strict=True):
-            assert mine.host
-            assert not theirs.host
+            assert mine.traits.host
+            assert not theirs.traits.host
             loaders = [DataLoader([part, BatchTransform(3)]) for part in (mine, theirs)]
             pairs = [list(loader.iterate(loader.init_state(1), steps=3)) for loader in loaders]
             assert_same(pairs[0], pairs[1], "the batches")
@@ -208,9 +208,9 @@ def test_a_stride_that_skips_a_part_is_refused() -> None:
     ("source", "name"),
     [
         (cereal.RangeSource(100), "RangeSource"),
-        (cereal.MapTransform(lambda w: w + 1)(WindowSource(DATA, 8)), "ElementStage"),
+        (cereal.MapTransform(lambda w: w + 1)(WindowSource(DATA, 8)), "MapTransform"),
         (cereal.SliceSource(WindowSource(DATA, 8), range(50)), "SliceSource"),
-        (BatchTransform(4)(WindowSource(DATA, 8)), "Batched"),
+        (BatchTransform(4)(WindowSource(DATA, 8)), "BatchTransform"),
         (DATA, "ndarray"),
     ],
 )

@@ -58,7 +58,7 @@ def in_order(data: Any, **options: Any) -> ArraySampleSource[Any]:
 
 def epoch_of(source: Any, key: int = 0, epoch: int = 0) -> Any:
     """An epoch through a loader."""
-    loader = DataLoader([source, BatchTransform(source.length)])
+    loader = DataLoader([source, BatchTransform(source.traits.length)])
     return loader.batch_at(key, epoch)[0]
 
 
@@ -323,7 +323,7 @@ def test_a_part_that_says_where_to_go_speaks_for_those_that_do_not() -> None:
 
 def test_parts_that_go_to_different_places_are_refused_when_built() -> None:
     parts = [DevicePutTransform(device)(RangeSource(4)) for device in jax.devices()[1:3]]
-    message = "its parts are put in different places, .*:1 and .*:2, and a batch goes to one; write"
+    message = "are put in different places, .*:1 and .*:2, and a batch goes to one; write"
     for combined in (ConcatSource, MixSource, ZipSource):
         with pytest.raises(PipelineError, match=message):
             DataLoader([combined(parts), BatchTransform(2)])

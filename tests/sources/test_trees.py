@@ -186,7 +186,7 @@ def build(tree: Tree) -> Any:
 def host_elements(source: Any, key: Key, epoch: int, indices: np.ndarray) -> list[int]:
     """The elements by the NumPy form of the routes."""
     epochs = np.full(len(indices), epoch, np.uint32)
-    rows = source.route(Rows(np.array(key), epochs, indices.astype(np.int64), None))
+    rows = source._route(Rows(np.array(key), epochs, indices.astype(np.int64), None))
     if rows.below is None:
         return np.asarray(source.data)[rows.index].tolist()
     ((base,), (lanes,)) = source.store.bases, rows.below.below

@@ -99,7 +99,7 @@ def test_windows_of_files_are_slices(kind: str, folder: Path) -> None:
     data = KINDS[kind]
     source = WindowSource(mapped(data, folder), 4, 3)
     indices = np.array([6, 0, 3, 3])
-    assert_same(source.take_host(indices), cut(data, indices, 4, 3), kind)
+    assert_same(source._take_host(indices), cut(data, indices, 4, 3), kind)
 
 
 @given(st.data())
@@ -113,7 +113,7 @@ def test_every_window_is_a_slice_whatever_the_size(folder: Path, data: st.DataOb
     starts = range(0, size - length - predict + 1, stride)
     assert len(source) == len(starts)
     expected = parted(array, starts, length, predict) if predict else cut(array, starts, length)
-    taken = source.take_host(np.arange(len(source)))
+    taken = source._take_host(np.arange(len(source)))
     jax.tree.map(np.testing.assert_array_equal, taken, expected)
 
 
@@ -223,7 +223,7 @@ def test_gradients_through_a_stage_are_those_over_arrays(folder: Path) -> None:
 def test_a_part_of_a_file_is_windowed_like_that_part_of_the_array(folder: Path) -> None:
     file = mapped(TABLE, folder)
     for part in (slice(4, 20), slice(None, None, 2), slice(None, None, -1)):
-        found = WindowSource(file[part], 3).take_host(np.array([0, 5]))
+        found = WindowSource(file[part], 3)._take_host(np.array([0, 5]))
         np.testing.assert_array_equal(found, cut(TABLE[part], [0, 5], 3))
 
 
@@ -238,7 +238,7 @@ def test_writing_into_an_array_beside_a_file_afterwards_changes_nothing(folder: 
     beside = np.arange(T, dtype=np.float32)
     source = WindowSource({"file": mapped(TOKENS, folder), "array": beside}, 3)
     beside[:] = -1
-    found = source.take_host(np.array([0, 7]))
+    found = source._take_host(np.array([0, 7]))
     np.testing.assert_array_equal(found["array"], cut(np.arange(T), [0, 7], 3))
 
 

@@ -34,7 +34,7 @@ from cereal.testing import assert_same, check_loader, check_resume, check_source
 
 def epoch_of(source: Any, key: int = 0, epoch: int = 0) -> Any:
     """An epoch through a loader, as NumPy."""
-    loader = DataLoader([source, BatchTransform(source.length)])
+    loader = DataLoader([source, BatchTransform(source.traits.length)])
     return jax.tree.map(np.asarray, loader.batch_at(key, epoch)[0])
 
 
@@ -47,7 +47,7 @@ def bits(x: Any, key: Any) -> Any:
 def test_the_kit_holds_for_sources_side_by_side(strict_jax: None) -> None:
     data = ArraySampleSource(np.arange(7.0, dtype=np.float32), ordering="sequential")
     source = ZipSource({"x": data, "n": RangeSource(7, ordering="shuffle")})
-    assert source.order.name == "shuffle"
+    assert source._order.name == "shuffle"
     check_source(source)
     loader = DataLoader([source, BatchTransform(3, pad_last_batch=True)])
     check_loader(loader)
@@ -95,9 +95,9 @@ def test_elements_stay_together_in_every_order(ordering: Any) -> None:
 
 def test_by_default_it_is_shuffled_if_one_source_is() -> None:
     quiet, loud = RangeSource(5), RangeSource(5, ordering="shuffle")
-    assert ZipSource([quiet, quiet]).order.name == "sequential"
-    assert ZipSource([quiet, loud]).order.name == "shuffle"
-    assert ZipSource([quiet, loud], ordering="sequential").order.name == "sequential"
+    assert ZipSource([quiet, quiet])._order.name == "sequential"
+    assert ZipSource([quiet, loud])._order.name == "shuffle"
+    assert ZipSource([quiet, loud], ordering="sequential")._order.name == "sequential"
 
 
 def test_sources_of_different_shuffles_are_read_at_the_same_indices() -> None:

@@ -157,7 +157,7 @@ def test_it_prints_what_was_asked_for() -> None:
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, "4", None, True, (4,)])
 def test_a_size_that_is_no_positive_integer_is_refused_when_built(size: Any) -> None:
-    message = "^BatchTransform: `batch_size` must be a positive integer, got "
+    message = "^BatchTransform: `batch_size` must be an integer of at least 1, got "
     with pytest.raises(cereal.PipelineError, match=message):
         cereal.BatchTransform(size)
 

@@ -67,7 +67,8 @@ def test_of_a_cache_that_is_partly_filled_what_is_there_is_checked(
     stages = scaled(how, number, tmp_path / "cache")
     loader = DataLoader([*stages, BatchTransform(4)])
     loader.batch_at(0, 5)  # 20 to 23, not the first
-    cached: Any = loader.source.inner
+    pipeline: Any = loader.source
+    cached = pipeline.source
     cached.store.save()
     DataLoader(scaled(how, number, tmp_path / "cache"))
     number.write_text("2")

@@ -25,7 +25,7 @@ def test_what_is_missing_where_nobody_may_write_is_an_error(
     stages = [RangeSource(8), CacheTransform(tmp_path), BatchTransform(4)]
     first: Any = DataLoader(stages)
     np.testing.assert_array_equal(first.batch_at(0, 1)[0], range(4, 8))
-    first.source.inner.store.save()
+    first.source.source.store.save()
     monkeypatch.setattr(os, "access", lambda *_: False)
     loader = DataLoader(stages)
     np.testing.assert_array_equal(loader.batch_at(0, 1)[0], range(4, 8))

@@ -67,7 +67,7 @@ class OnHost(HostIndexed[Any]):
     def element_spec(self) -> Any:
         return jax.ShapeDtypeStruct((), np.int32)
 
-    def take_host(self, indices: np.ndarray) -> Any:
+    def _take_host(self, indices: np.ndarray) -> Any:
         return self.numbers.take(indices)
 
     def reader(self) -> Any:
@@ -165,7 +165,7 @@ class OnHost(HostIndexed):
     def element_spec(self):
         return jax.ShapeDtypeStruct((), np.int32)
 
-    def take_host(self, indices):
+    def _take_host(self, indices):
         return self.numbers.take(indices)
 
     def reader(self):

@@ -153,7 +153,7 @@ def test_what_cannot_be_padded_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("most", [0, -1, 2.5, True, None, "4"])
 def test_a_max_length_that_is_no_positive_integer_is_refused(most: Any) -> None:
-    with pytest.raises(PipelineError, match="`max_length` must be a positive integer"):
+    with pytest.raises(PipelineError, match="`max_length` must be an integer of at least 1"):
         pad_collate(most)
 
 

@@ -8,6 +8,7 @@ all of them are refused with the line to write.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,10 +16,12 @@ import numpy as np
 
 from .errors import PipelineError
 from .source import Source
-from .spec import is_array_like
+from .spec import is_array_like, named_places
 from .stage import Transform
-from .state import PipelineState
 
+_GO_ON = (
+    "write all stages into one list, or go on from its pipeline: `DataLoader([loader.source, ...])`"
+)
 _FRAMES = ("pandas", "polars", "pyarrow", "cudf", "modin")
 _KINDS = {
     "U": "text; write `names, {it} = np.unique({it}, return_inverse=True)`",
@@ -30,20 +33,21 @@ _KINDS = {
 def leaves_of_tree(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
     """The leaves of a tree, each with its place as errors call it; pipelines count as leaves."""
     try:
-        paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_no_data)[0]
+        return named_places(tree, name, is_leaf=_is_no_data)
     except (ValueError, TypeError) as error:  # its keys cannot be sorted
         raise PipelineError(
             f"{owner}: the keys of a dict in `{name}` cannot be sorted, since they are of several "
             f"types; make all of them strings."
         ) from error
-    return [(f"`{name}{jax.tree_util.keystr(path)}`", leaf) for path, leaf in paths]
 
 
 def array_leaves(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
     """The same, if all of them are arrays."""
     found = leaves_of_tree(tree, owner, name)
     if not found:
-        raise PipelineError(f"{owner}: `{name}` holds no arrays, got {tree!r:.60}.")
+        raise PipelineError(
+            f"{owner}: `{name}` holds no arrays, got {tree!r:.60}; give it one, or a dict of them."
+        )
     for place, leaf in found:
         if isinstance(leaf, bool | int | float | complex) or not is_array_like(leaf):
             raise PipelineError(f"{owner}: {place} {_no_array(leaf, place)}")
@@ -85,36 +89,57 @@ def refuse_no_data(value: Any, owner: str, name: str) -> None:
         raise PipelineError(f"{owner}: `{name}` {_no_array(value, name)}")
 
 
+def refuse_running(value: Any, where: str) -> None:
+    """Refuses a loader, an iterator of one, or a state: no data, though JAX sees arrays in them."""
+    said = _running(value)
+    if said:
+        raise PipelineError(f"{where} is {said}.")
+
+
 def _is_no_data(node: Any) -> bool:
-    return _part_of_a_pipeline(node) or is_frame(node)
+    return isinstance(node, Source | Transform) or bool(_running(node)) or is_frame(node)
 
 
-def _part_of_a_pipeline(node: Any) -> bool:
-    if isinstance(node, Source | Transform | PipelineState):
-        return True
+def _running(node: Any) -> str:
+    """What something is that runs a pipeline, and what to write; empty for all else."""
     if type(node).__module__.partition(".")[0] != "cereal":
-        return False
-    return type(node).__name__.endswith("State") or _is_loader(node)
+        return ""
+    name = type(node).__name__
+    if name.endswith("State"):  # those of streams have classes of their own
+        return (
+            f"{_article(name)}, a position and not data; pass it to `loader.iterate(state)` or "
+            f"`loader.next_batch(state)`"
+        )
+    if isinstance(node, Iterator) and hasattr(node, "state"):
+        return f"an iterator over the batches of a loader and not data; {_GO_ON}"
+    if isinstance(getattr(node, "source", None), Source) and not isinstance(node, Source):
+        return f"{_article(name)}, which is the end of a pipeline and not data; {_GO_ON}"
+    return ""
 
 
-def _is_loader(node: Any) -> bool:
-    return isinstance(getattr(node, "source", None), Source)
+def _article(name: str) -> str:
+    return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
+
+
+def _library_of(node: Any) -> str:
+    return type(node).__module__.partition(".")[0]
 
 
 def is_frame(node: Any) -> bool:
     """Whether this is a table, or a column, of a library for tables; none is imported for it."""
-    return type(node).__module__.partition(".")[0] in _FRAMES and hasattr(node, "__len__")
+    return _library_of(node) in _FRAMES and hasattr(node, "__len__")
 
 
 def _no_array(leaf: Any, place: str) -> str:
     """What something is that is no array, and what to write instead."""
     kind = type(leaf).__name__
-    if _part_of_a_pipeline(leaf):
-        article = "an" if kind[0] in "AEIOU" else "a"
-        return f"is {article} {kind}, not data; {_instead_of_pipeline(leaf)}."
+    if isinstance(leaf, Source | Transform):
+        return f"is {_article(kind)}, not data; {_instead_of_stage(leaf)}."
+    running = _running(leaf)
+    if running:
+        return f"is {running}."
     if is_frame(leaf):
-        library = type(leaf).__module__.partition(".")[0]
-        return f"is a {kind} of {library}; {_instead_of_frame(leaf)}."
+        return f"is a {kind} of {_library_of(leaf)}; {_instead_of_frame(leaf)}."
     if isinstance(leaf, np.ndarray):
         return _no_numbers(leaf, place.strip("`"))
     return (
@@ -123,14 +148,10 @@ def _no_array(leaf: Any, place: str) -> str:
     )
 
 
-def _instead_of_pipeline(node: Any) -> str:
+def _instead_of_stage(node: Source[Any] | Transform[Any, Any]) -> str:
     if isinstance(node, Source):
         return "a source stands first in a loader's list: `DataLoader([source, ...])`"
-    if isinstance(node, Transform):
-        return "transforms stand behind the source: `DataLoader([source, transform])`"
-    if _is_loader(node):
-        return "to build upon its pipeline, write `DataLoader([loader.source, ...])`"
-    return "a state goes into `loader.next_batch(state)` or `loader.iterate(state)`"
+    return "transforms stand behind the source: `DataLoader([source, transform])`"
 
 
 def _instead_of_frame(node: Any) -> str:

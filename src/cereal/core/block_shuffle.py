@@ -7,10 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import PipelineError
 from .gathered import gathered
+from .identity import Identity
 from .lane_permutation import permute_lanes
-from .numbers import as_whole
+from .numbers import as_count
 from .ordering import Order
 from .permutation import inverse, permute, round_constants
 from .pytree import pytree_dataclass, set_fields, static_field
@@ -45,14 +45,14 @@ class BlockShuffle(Order):
     def __init__(self, block_size: int, *, together: int = 1) -> None:
         set_fields(
             self,
-            block_size=_count("block_size", block_size),
-            together=_count("together", together),
+            block_size=_count(block_size, "block_size"),
+            together=_count(together, "together"),
         )
 
     @property
-    def name(self) -> str:
+    def identity(self) -> Identity:
         together = f", together={self.together}" if self.together > 1 else ""
-        return f"BlockShuffle({self.block_size}{together})"
+        return ("BlockShuffle({}{})", self.block_size, together)
 
     def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
         xp = np if isinstance(position, np.ndarray) else jnp
@@ -92,11 +92,5 @@ class BlockShuffle(Order):
         return block * word(size) + (position - begin_of(slot))
 
 
-def _count(name: str, value: Any) -> int:
-    number = as_whole(value)
-    if number is None or number < 1:
-        raise PipelineError(
-            f"BlockShuffle: `{name}` must be an integer of at least 1, got {value!r}; write, for "
-            f"example, `BlockShuffle(1024)`."
-        )
-    return number
+def _count(value: Any, name: str) -> int:
+    return as_count(value, name, "BlockShuffle", hint="write, for example, `BlockShuffle(1024)`")

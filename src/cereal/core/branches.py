@@ -11,11 +11,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from .identity import Identity, listed
 from .mixing import Mixing
 from .pytree import pytree_dataclass, static_field
-from .route import Move, Route, Run, Span, Spans, apart, disjoint, look_up, word
+from .route import Move, Route, RouteTraits, Run, Span, Spans, apart, disjoint, word
 from .rows import Rows
-from .search import count_up_to
+from .search import count_up_to, look_up
 from .transfer import sent
 
 
@@ -82,16 +83,14 @@ class Branches:
         ]
 
     @property
-    def masks(self) -> bool:
-        return any(route.masks for route in self.others)
-
-    @property
-    def random(self) -> bool:
-        return any(route.random for route in self.others)
-
-    @property
-    def fixed(self) -> bool:
-        return all(route.fixed for route in self.others)
+    def traits(self) -> RouteTraits:
+        """What the routes are together."""
+        found = [route.traits for route in self.others]
+        return RouteTraits(
+            any(each.masks for each in found),
+            any(each.random for each in found),
+            all(each.fixed for each in found),
+        )
 
 
 def part_salt(salt: int, number: int) -> int:
@@ -114,23 +113,11 @@ class _OverBranches(Route):
     """A route through several parts, and what it has from them."""
 
     branches: Branches
-    called: str
+    identity: Identity  # type: ignore[assignment,override]
 
     @property
-    def name(self) -> str:
-        return self.called
-
-    @property
-    def masks(self) -> bool:
-        return self.branches.masks
-
-    @property
-    def random(self) -> bool:
-        return self.branches.random
-
-    @property
-    def fixed(self) -> bool:
-        return self.branches.fixed
+    def traits(self) -> RouteTraits:
+        return self.branches.traits
 
     @property
     def reach(self) -> tuple[Span, ...]:
@@ -144,7 +131,7 @@ class Joined(_OverBranches):
     branches: Branches
     starts: Any  # the index at which each part begins
     n: int = static_field()
-    called: str = static_field()
+    identity: Identity = static_field(default=())  # type: ignore[assignment]
 
     def locate(self, rows: Rows) -> Rows:
         part = count_up_to(self.starts, rows.index) - 1
@@ -152,15 +139,15 @@ class Joined(_OverBranches):
         return self.branches.locate(part, rows.replaced(index=inside))
 
     def moved(self, move: Move, salt: int) -> Route:
-        return Joined(self.branches.moved(move, salt), self.starts, self.n, self.called)
+        return Joined(self.branches.moved(move, salt), self.starts, self.n, self.identity)
 
     @property
     def spans(self) -> Spans:
         return disjoint([route.spans for route in self.branches.routes])
 
     @property
-    def described(self) -> str:
-        return f"joined({', '.join(route.described for route in self.branches.routes)})"
+    def contents(self) -> Identity:
+        return ("joined", *(route.contents for route in self.branches.routes))
 
 
 def join(routes: Sequence[Route], borders: Sequence[int] = ()) -> Route:
@@ -175,12 +162,12 @@ def join(routes: Sequence[Route], borders: Sequence[int] = ()) -> Route:
     if len(runs) == len(routes) and all(follows):
         return Run(runs[0].start, sum(run.n for run in runs))
     starts = np.cumsum([0, *(route.n for route in routes)])
-    names = [route.name for route in routes]
+    parts = [route.identity for route in routes]
     return Joined(
         make_branches(routes),
         jnp.asarray(sent(starts[:-1].astype(np.int32))),
         int(starts[-1]),
-        f"joined({', '.join(names)})" if any(names) else "",
+        listed("joined({})", parts) if any(parts) else (),
     )
 
 
@@ -190,7 +177,7 @@ class Mixed(_OverBranches):
 
     mixing: Mixing
     branches: Branches
-    called: str = static_field()
+    identity: Identity = static_field(default=())  # type: ignore[assignment]
 
     @property
     def n(self) -> int:  # type: ignore[override]
@@ -202,24 +189,22 @@ class Mixed(_OverBranches):
 
     def moved(self, move: Move, salt: int) -> Route:
         mixing = dataclasses.replace(self.mixing, salt=salt)
-        return Mixed(mixing, self.branches.moved(move, salt), self.called)
+        return Mixed(mixing, self.branches.moved(move, salt), self.identity)
 
     @property
-    def random(self) -> bool:
-        return self.mixing.shuffled != "none" or super().random
-
-    @property
-    def fixed(self) -> bool:
-        return False
+    def traits(self) -> RouteTraits:
+        inside = self.branches.traits
+        random = self.mixing.shuffled != "none" or inside.random
+        return RouteTraits(inside.masks, random, fixed=False)
 
     @property
     def spans(self) -> Spans:
         return None
 
     @property
-    def described(self) -> str:
-        parts = ", ".join(route.described for route in self.branches.routes)
-        return f"mixed {self.called} ({parts})"
+    def contents(self) -> Identity:
+        parts = (route.contents for route in self.branches.routes)
+        return ("mixed", self.identity, *parts)
 
 
 def _select(xp: Any, here: Any, there: Rows, other: Rows) -> Rows:

@@ -8,6 +8,12 @@ A fresh array of 38 MB costs 12 ms of page faults, and a copy of it as much agai
 takes an array that begins at a multiple of 64 bytes as it is: the batch *is* the buffer, as long as
 any array lives that was made from it without a copy. A running program and a transfer hold it too.
 So a buffer is free when nothing but this list refers to it, and Python counts exactly that.
+
+The bet (`_nobody_has`): CPython counts every reference to an array, those of NumPy's views and of
+JAX's arrays too, and JAX keeps one for as long as a program or a transfer reads the memory. Without
+the GIL counts are not exact: then nothing is used again. If the bet is lost, a batch that somebody
+still has is overwritten; `tests/core/test_buffers.py`,
+`test_memory_that_somebody_has_is_left_alone`, fails first.
 """
 
 from __future__ import annotations
@@ -50,12 +56,17 @@ class Buffers:
         with self._lock:
             owned = self._owned.setdefault(size, [])
             for number in range(len(owned)):
-                if _counts_references and sys.getrefcount(owned[number]) <= _NOBODY:
+                if _nobody_has(owned, number):
                     return owned[number].view(dtype).reshape(shape)
             room = _aligned(size)
             if len(owned) < self._most and _counts_references:
                 owned.append(room)
             return room.view(dtype).reshape(shape)
+
+
+def _nobody_has(owned: list[np.ndarray], number: int) -> bool:
+    """Whether nothing but the list refers to one of its buffers."""
+    return _counts_references and sys.getrefcount(owned[number]) <= _NOBODY
 
 
 def _aligned(size: int) -> np.ndarray:

@@ -45,7 +45,7 @@ def check_version(version: Any, owner: str) -> None:
 def name_of(source: Any, named: Named, *more: Any) -> str:
     """The name under which results of a source are kept, the same in every process."""
     # Programs round as the compiler and the device have it.
-    programs = bool(more) or not source.produces
+    programs = bool(more) or not source.traits.by_python
     computed = [jax.__version__, jax.default_backend()] if programs else []
     names = _PROGRAMS if programs else _FUNCTIONS
     settings = [str(getattr(jax.config, name, None)) for name in names]

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import UsageError
+from .foreign_errors import maps_ordered_callback
 from .unseen import keep_unseen, raise_unseen, without_frames
 
 _lock = threading.Lock()
@@ -74,13 +75,10 @@ def poison(tree: Any) -> Any:
 def with_notes(error: BaseException) -> BaseException:
     """The error with its notes in its text: JAX reports no more than that."""
     notes = getattr(error, "__notes__", None)
-    if not notes:
-        return error
     try:
-        again = type(error)("\n".join([str(error), *notes]))
-    except Exception:  # it is made of something else
+        return type(error)("\n".join([str(error), *notes])) if notes else error
+    except Exception:  # its class takes other arguments than a text
         return error
-    return again
 
 
 @contextmanager
@@ -92,7 +90,7 @@ def raising(identities: tuple[Hashable, ...]) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if "vmap" in str(error) and "ordered" in str(error):
+        if maps_ordered_callback(error):
             raise UsageError(
                 "a HostCallbackTransform runs once per batch, in order, which has no meaning "
                 "under `vmap` (JAX refuses it), and neither have steps of environments that "

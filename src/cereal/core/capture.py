@@ -17,7 +17,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 import jax.core
@@ -72,7 +72,7 @@ def resolve(node: N, state: Any = None) -> N:
         return _substitute(node, _stack.frames[-1])
     if state is None:
         return node
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+    if any_traced(state):
         nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(node) if is_concrete(leaf))
         if nbytes >= WARN_BYTES and staging():
             _warn(node, nbytes)
@@ -83,7 +83,9 @@ def eager() -> bool:
     """Whether nothing is traced on this thread.
 
     The bet: JAX's trace state looks the same in all threads that trace nothing. A look at it costs
-    1 µs, the question that `staging` asks otherwise costs an operation on the device.
+    1 µs, the question that `staging` asks otherwise costs an operation on the device. If the bet is
+    lost, `tests/core/test_capture.py` fails first:
+    `test_nothing_is_traced_only_outside_of_all_transformations_on_any_thread`.
     """
     return get_opaque_trace_state() == _no_trace()
 
@@ -99,12 +101,23 @@ def staging() -> bool:
     """Whether operations are being recorded into a program (as under `jit`, not `vmap`)."""
     if eager():
         return False
-    return isinstance(jnp.add(np.uint32(0), np.uint32(0)), jax.core.Tracer)
+    return is_traced(jnp.add(np.uint32(0), np.uint32(0)))
+
+
+def is_traced(x: Any) -> TypeGuard[Any]:
+    """Whether this has no values yet: it stands for an array of a program being recorded, or mapped
+    over, or differentiated."""
+    return isinstance(x, jax.core.Tracer)
+
+
+def any_traced(tree: Any) -> bool:
+    """Whether any leaf of a tree is traced."""
+    return any(map(is_traced, jax.tree.leaves(tree)))
 
 
 def is_concrete(leaf: Any) -> bool:
     """Whether this is an array with values, not a tracer."""
-    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+    return isinstance(leaf, jax.Array) and not is_traced(leaf)
 
 
 def _substitute(node: N, frame: dict[int, Any]) -> N:

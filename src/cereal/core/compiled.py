@@ -14,21 +14,34 @@ from .meaning import Traced, trace
 
 
 class Latest:
-    """The latest used of something that is made by need."""
+    """A table of the values that were used last; thread-safe."""
 
     most = 64
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        if most is not None:
+            self.most = most
         self._lock = threading.RLock()
         self._made: OrderedDict[Hashable, Any] = OrderedDict()
 
-    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def get(self, key: Hashable, make: Callable[[], Any] = lambda: None) -> Any:
+        """The value under a key, made if there is none."""
         with self._lock:
-            found = self._made.pop(key, None)
-            self._made[key] = found = make() if found is None else found
+            found = self._made.get(key)
+            found = make() if found is None else found
+            return None if found is None else self.put(key, found)
+
+    def put(self, key: Hashable, value: Any) -> Any:
+        """Keeps a value, and drops the one that was not used for longest."""
+        with self._lock:
+            self._made.pop(key, None)
+            self._made[key] = value
             if len(self._made) > self.most:
                 self._made.popitem(last=False)
-            return found
+            return value
+
+    def __len__(self) -> int:
+        return len(self._made)
 
     def clear(self) -> None:
         with self._lock:

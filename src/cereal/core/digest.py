@@ -1,11 +1,14 @@
 """Digests of pipelines that are the same in every process: the names of caches on disk.
 
-Two pipelines have one digest if they compute the same elements: the same arrays, the same code of
-functions and of the user's own classes, the same versions of libraries, over the same values. What
-decides only the order is left out. An object that cannot be looked into is taken by its pickle.
+Two pipelines have the same digest if they compute the same elements: the same arrays, the same code
+of functions and of the user's own classes, the same versions of libraries, over the same values.
+What decides only the order is left out. An object that cannot be looked into counts by its pickle.
 
-No digest of code is complete, so it is a hint: whoever finds something under it computes a few
-elements again, and compares them (`core/witness.py`).
+No digest of code sees everything, so it is a hint: whoever finds files under it computes a few
+elements again, and compares them (`transforms/cache_check.py`).
+
+(`unchanged` follows functions too, but for one process: it compares identities, and gives up at the
+first object that may change. Here objects are looked into, and identities mean nothing.)
 """
 
 from __future__ import annotations
@@ -34,8 +37,7 @@ from .spec import Spec
 from .traced_stage import TracedStage
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
-_ORDER = {"ordering"}
-_WORDS = {"parts"}  # of our sources, for the drawing
+_MACHINERY = (types.MemberDescriptorType, types.GetSetDescriptorType)  # Python's own, in classes
 
 
 def digest(
@@ -83,7 +85,7 @@ class _Digest:
             self._path.pop()
 
     def _apart(self, add: Callable[[Any], None], value: Any) -> str:
-        """The digest of what this adds, by itself."""
+        """The digest of what `add(value)` would add to the hash, taken apart from it."""
         outer, self.hash = self.hash, hashlib.blake2b(digest_size=16)
         try:
             add(value)
@@ -92,36 +94,11 @@ class _Digest:
             self.hash = outer
 
     def _inside(self, value: Any) -> None:
-        if isinstance(value, jax.Array | np.ndarray | np.generic):
-            self._array(value)
-        elif isinstance(value, HostData):
-            self._host_data(value)
-        elif isinstance(value, Spec | np.dtype):
-            self.word(str(value))
-        elif isinstance(value, Function):
-            self.add(value.value)
-        elif isinstance(value, TracedStage):
-            self.add(value.python)
-        elif isinstance(value, set | frozenset | tuple | list | dict):
-            self._container(value)
-        elif isinstance(value, types.ModuleType):
-            self.word("module", value.__name__)
-        elif isinstance(value, type):
-            self._class(value)
-        elif inspect.isfunction(value):
-            self._function(value)
-        elif inspect.ismethod(value):
-            self.add(value.__func__)
-            self.add(value.__self__)
-        elif isinstance(value, functools.partial):
-            self.word("partial")
-            self.add((value.func, value.args, value.keywords))
-        elif isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType | np.ufunc):
-            self._built_in(value)
-        elif isinstance(value, types.GeneratorType):
-            self._refuse(value, "a generator can be read only once")
-        else:
-            self._object(value)
+        for kinds, add in self._ways:
+            if isinstance(value, kinds):
+                add(self, value)
+                return
+        self._object(value)
 
     def _container(self, value: Any) -> None:
         self.word(type(value).__name__, len(value))
@@ -155,6 +132,14 @@ class _Digest:
         else:
             self.add(found)
 
+    def _method(self, value: types.MethodType) -> None:
+        self.add(value.__func__)
+        self.add(value.__self__)
+
+    def _partial(self, value: Any) -> None:
+        self.word("partial")
+        self.add((value.func, value.args, value.keywords))
+
     def _function(self, fn: Any) -> None:
         self.word("function", fn.__module__, fn.__qualname__)
         # Of a library's function its version and what it holds: jax.vmap, the function it maps.
@@ -166,7 +151,7 @@ class _Digest:
             self.add(fn.__kwdefaults__)
             self.add(vars(fn))
         for cell in fn.__closure__ or ():
-            self.add(_contents(cell))
+            self.add(cell.cell_contents if cell != types.CellType() else "empty")
 
     def _code(self, code: types.CodeType, scope: dict[str, Any]) -> None:
         shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
@@ -213,16 +198,18 @@ class _Digest:
             if inspect.isfunction(inner):
                 self.word(name)
                 self.add(inner)
-            elif members is None and not name.startswith("__") and not _is_machinery(value):
-                self.word(name)
-                self._if_possible(value)
+            elif members is None and not name.startswith(("__", "_abc_impl")):
+                self._constant(name, value)
 
-    def _if_possible(self, value: Any) -> None:
-        """A class's constants; not all of them matter, so none is refused."""
+    def _constant(self, name: str, value: Any) -> None:
+        """A constant of a class; not all of them matter, so none is refused."""
+        if isinstance(value, _MACHINERY):
+            return
         try:
             found = self._apart(self.add, value)
         except Exception:
             found = "unknown"
+        self.word(name)
         self.word(type(value).__qualname__, found)
 
     def _version(self, module: str | None) -> None:
@@ -243,8 +230,8 @@ class _Digest:
     def _object(self, value: Any) -> None:
         self.add(type(value))
         if dataclasses.is_dataclass(value):
-            ignored = _ORDER if isinstance(value, IndexedSource) else set()
-            ignored = ignored | (_WORDS if is_library(type(value)) else set())
+            ignored = ["ordering"] if isinstance(value, IndexedSource) else []
+            ignored += ["parts"] if is_library(type(value)) else []  # our words, for the drawing
             for field in dataclasses.fields(value):
                 if field.name not in ignored:
                     self.word(field.name)
@@ -298,11 +285,22 @@ class _Digest:
             f"them; {self._how['remedy']}."
         )
 
-
-def _is_machinery(value: Any) -> bool:
-    """What Python puts into classes by itself."""
-    kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
-    return isinstance(value, kinds) or type(value).__name__ == "_abc_data"
+    # The first kind that a value is decides how it is looked into.
+    _ways: tuple[tuple[Any, Callable[..., None]], ...] = (
+        ((jax.Array, np.ndarray, np.generic), _array),
+        (HostData, _host_data),
+        ((Spec, np.dtype), lambda self, value: self.word(str(value))),
+        (Function, lambda self, value: self.add(value.value)),
+        (TracedStage, lambda self, value: self.add(value.python)),
+        ((set, frozenset, tuple, list, dict), _container),
+        (types.ModuleType, lambda self, value: self.word("module", value.__name__)),
+        (type, _class),
+        (types.FunctionType, _function),
+        (types.MethodType, _method),
+        (functools.partial, _partial),
+        ((types.BuiltinFunctionType, types.MethodWrapperType, np.ufunc), _built_in),
+        (types.GeneratorType, lambda self, x: self._refuse(x, "it can be read only once")),
+    )
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
@@ -317,10 +315,3 @@ def _attributes(value: Any) -> dict[str, Any] | None:
         return None
     held = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     return {**held, **getattr(value, "__dict__", {})}
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # empty still
-        return "empty"

@@ -25,7 +25,7 @@ def read_elements(
     Python reads what is asked for. The compiled stages are run for as many elements, too, unless
     that were many programs: `sizes` remembers those that there are.
     """
-    return read_fetched_elements(source, source.fetch(routed_at(source, indices)), sizes)
+    return read_fetched_elements(source, source._fetch(routed_at(source, indices)), sizes)
 
 
 def read_fetched_elements(
@@ -55,7 +55,7 @@ def few_of(n: int, source: IndexedSource[Any]) -> np.ndarray:
 
     What only iterates would be read to the end for a late one: of that, the first ones.
     """
-    if n <= FEW or source.stream is not None:
+    if n <= FEW or source._iterators is not None:
         return np.arange(min(n, FEW))
     others = np.random.default_rng(n).choice(n - 1, FEW - 1, replace=False)
     return np.sort(np.append(0, others + 1))

@@ -45,6 +45,6 @@ def refuse_elsewhere(cls: type, options: dict[str, Any]) -> None:
 
 def _order(cls: type, parameters: Any, value: Any) -> str:
     if "ordering" not in parameters:
-        return getattr(cls, "no_ordering", 'the order is the source\'s: `ordering="shuffle"`')
+        return getattr(cls, "_no_ordering", 'the order is the source\'s: `ordering="shuffle"`')
     order = "shuffle" if value else "sequential"
     return f'write `{cls.__name__}(..., ordering="{order}")`'

@@ -34,7 +34,7 @@ class PipelineError(CerealError, ValueError):
     >>> import cereal
     >>> cereal.BatchTransform(0)
     Traceback (most recent call last):
-    cereal.PipelineError: BatchTransform: `batch_size` must be a positive integer, got 0.
+    cereal.PipelineError: BatchTransform: `batch_size` must be an integer of at least 1, got 0.
     """
 
 
@@ -72,6 +72,16 @@ class DatasetError(CerealError, OSError):
     Traceback (most recent call last):
     cereal.DatasetError: ...t10k-images-idx3-ubyte.gz is no IDX file: it begins with 3c68746d...
     """
+
+
+def first_line(error: BaseException | None) -> str:
+    """The first line of an error's message: those of JAX have many."""
+    return str(error).strip().partition("\n")[0]
+
+
+def in_one_line(error: BaseException | None) -> str:
+    """`TypeError: the first line of its message`."""
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 class CaptureWarning(UserWarning):

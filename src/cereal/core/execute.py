@@ -22,10 +22,11 @@ from .capture import eager, is_concrete, resolve
 from .errors import UsageError
 from .host_data import HostData, identity_on_host
 from .masks import FullMasks
-from .numbers import as_whole
+from .numbers import as_count
 from .placement import check_callbacks, layout, refuse_unmapped
 from .placement import place as place
 from .spec import Spec
+from .state import PipelineState
 from .traced_stage import current
 from .transfer import hand_over, sent, to_device, to_host
 
@@ -38,20 +39,15 @@ if TYPE_CHECKING:
 _LARGE = 1 << 18
 
 
-@jax.jit
-def _next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
-    return source.step(state)
-
-
 @partial(jax.jit, static_argnames="n")
-def _next_many(source: Source[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
-    return source.step_many(state, n)
+def _in_program(source: Source[Any], state: Any, n: int | None) -> tuple[Any, Any, Any]:
+    return source._step(state) if n is None else source._step_many(state, n)
 
 
 @partial(jax.jit, static_argnames=("remainder", "steps"))
 def _routed(source: Positional[Any], words: Any, remainder: Any, steps: int) -> tuple[Rows, Any]:
-    rows, words = source.plan.ending(remainder).rows_for(words, steps)
-    return source.route(rows), words
+    rows, words = source._plan.ending(remainder).rows_for(words, steps)
+    return source._route(rows), words
 
 
 def stripped(source: Source[Any]) -> Any:
@@ -60,7 +56,7 @@ def stripped(source: Source[Any]) -> Any:
     What is compiled needs only its structure: so one program serves all loaders of that structure,
     and no program knows of the data.
     """
-    if not source.host:
+    if not source.traits.host:
         return source
     return jax.tree.map(
         lambda x: None if isinstance(x, HostData) else x,
@@ -71,20 +67,20 @@ def stripped(source: Source[Any]) -> Any:
 
 @partial(jax.jit, static_argnames="masked")
 def _read(source: Positional[Any], rows: Rows, masked: bool) -> tuple[Any, Any]:
-    values, mask = source.read(rows)
+    values, mask = source._read(rows)
     if masked and mask is None:
         mask = jnp.ones(rows.index.shape, jnp.bool_)
-    return values, mask if masked or source.masks else None
+    return values, mask if masked else None
 
 
 def routed_rows(
     source: Positional[Any], words: Any, steps: int, remainder: Any = None
 ) -> tuple[Rows, Any]:
     """The rows of the next steps as NumPy arrays, routed, and the state's words after them."""
-    if source.plan.wide:
-        plan = source.plan.ending(remainder)
+    if source._plan.wide:
+        plan = source._plan.ending(remainder)
         rows, words = plan.rows_for(to_host(words), steps)
-        return source.route(rows), to_device(words)
+        return source._route(rows), to_device(words)
     light, words = sent((stripped(source), words))
     rows, words = _routed(light, words, remainder, steps)
     return jax.device_get(rows), words
@@ -96,7 +92,7 @@ def read_rows(source: Positional[Any], rows: Rows, *, masked: bool) -> tuple[Any
     The mask is None if no stage changes masks, unless it is to be `masked` anyhow: then it
     is made by the same program, since an array made by itself costs a GPU half a millisecond.
     """
-    return read_fetched(source, source.fetch(rows), masked=masked)
+    return read_fetched(source, source._fetch(rows), masked=masked)
 
 
 def read_fetched(source: Positional[Any], rows: Rows, *, masked: bool) -> tuple[Any, Any]:
@@ -116,11 +112,11 @@ class Delivery:
         self._source, self._stripped = source, stripped(source)
         self._large = Spec(source.element_spec()).nbytes >= _LARGE
         # `ahead`: many batches will come, and their masks may be made together.
-        self._full = FullMasks(source.lanes, source.placement) if ahead else None
+        self._full = FullMasks(source.traits.lanes, source.traits.placement) if ahead else None
 
     def __call__(self, rows: Rows, *, masked: bool) -> tuple[Any, Any]:
-        masked = masked or self._source.masks
-        found, placement = self._source.passes(rows), self._source.placement
+        masked = masked or self._source.traits.masks
+        found, placement = self._source._untouched(rows), self._source.traits.placement
         if found is None:
             made = _read(self._stripped, sent(rows), masked)
             return made if placement is None else place(made, placement)
@@ -134,7 +130,7 @@ class Delivery:
         return self._moved((found.values, mask if masked else None))
 
     def _moved(self, made: tuple[Any, Any]) -> tuple[Any, Any]:
-        placement = self._source.placement
+        placement = self._source.traits.placement
         if self._large:
             return jax.device_put(made, layout(made, placement))
         made = hand_over(made)
@@ -147,27 +143,34 @@ def _mask(found: Any, rows: Rows) -> Any:
     return found.mask & rows.valid
 
 
-def _next_on_host(source: Positional[Any], state: Any) -> tuple[Any, Any, Any]:
-    if source.stream is not None:
-        source.stream.adopt(state.bookmark)
-    rows, words = source.next_rows(state.words)
+def _on_host(source: Any, state: Any, n: int | None) -> tuple[Any, Any, Any]:
+    """A step, or n of them stacked, of a pipeline that Python reads; outside of programs."""
+    if n is not None:
+        found = []
+        for _ in range(n):
+            values, mask, state = _on_host(source, state, None)
+            found.append((values, mask))
+        return *jax.tree.map(lambda *each: jnp.stack(each), *found), state
+    if source._iterators is not None:
+        source._iterators.adopt(state.bookmark)
+    rows, words = source._next_rows(state.words)
     values, mask = read_fetched(source, rows, masked=True)
-    return values, mask, source.moved(state, words)
+    return values, mask, moved(source, state, words)
 
 
-def _many_on_host(source: Positional[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
-    found = []
-    for _ in range(n):
-        values, mask, state = _next_on_host(source, state)
-        found.append((values, mask))
-    return *jax.tree.map(lambda *each: jnp.stack(each), *found), state
+def moved(source: Positional[Any], state: PipelineState, words: Any) -> PipelineState:
+    """The state at other words, outside of programs; where data only iterates, with a bookmark."""
+    iterators = source._iterators
+    if iterators is None:
+        return state.replaced(words)
+    return PipelineState(words, state.fingerprint, iterators.bookmark_for(words))
 
 
 def many_steps(source: Source[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
     """n steps, one after another, as one scan; traced by whoever calls."""
 
     def one(state: Any, _: None) -> tuple[Any, tuple[Any, Any]]:
-        value, mask, state = source.step(state)
+        value, mask, state = source._step(state)
         return state, (value, mask)
 
     state, (values, mask) = jax.lax.scan(one, state, length=n)
@@ -175,40 +178,35 @@ def many_steps(source: Source[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
 
 
 def run_many(source: Source[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
-    """`source.step_many(state, n)`, compiled, with what belongs around it outside of `jit`."""
-    number = as_whole(n)
-    if number is None or number < 1:
-        raise UsageError(f"`next_many(state, n)` needs a positive integer n, got {n!r}.")
-    on_host, in_program = partial(_many_on_host, n=number), partial(_next_many, n=number)
-    return _run(source, state, on_host, in_program, lead=1)
+    """n steps of a pipeline, stacked, as `run` makes one."""
+    n = as_count(n, "n", "next_many", error=UsageError)
+    return run(source, state, n)
 
 
-def run_next(source: Source[Any], state: Any) -> tuple[Any, Any, Any]:
-    """`source.step(state)`, compiled, with what belongs around it outside of `jit`."""
-    return _run(source, state, _next_on_host, _next)
+def run(source: Source[Any], state: Any, n: int | None = None) -> tuple[Any, Any, Any]:
+    """A step of a pipeline, or n of them stacked; compiled, with what belongs around it.
 
-
-def _run(
-    source: Source[Any], state: Any, on_host: Any, in_program: Any, lead: int = 0
-) -> tuple[Any, Any, Any]:
+    Outside of `jit`: errors of callbacks are raised, and batches are put where they belong.
+    """
     source = resolve(current(source, state, thorough=False), state)
-    if source.host:
+    traits = source.traits
+    if traits.host:
         raise_kept((identity_on_host(source),))
-    step: Any = on_host if source.host and eager() else in_program
-    if not source.callbacks:
+    step: Any = _on_host if traits.host and eager() else _in_program
+    if not traits.callbacks:
         try:
-            values, mask, state = step(source, state)
+            values, mask, state = step(source, state, n)
         except ValueError as error:
             refuse_unmapped(error)
             raise
     else:
-        with raising(source.callbacks):
-            values, mask, state = step(source, state)
+        with raising(traits.callbacks):
+            values, mask, state = step(source, state, n)
             if is_concrete(mask):
                 # The user's function has run, or has failed, when the batch is handed out.
                 jax.block_until_ready((values, mask, state))
-    if source.placement is not None:
+    if traits.placement is not None:
         if not is_concrete(mask):
-            check_callbacks(source)
-        values, mask = place((values, mask), source.placement, lead)
+            check_callbacks(traits)
+        values, mask = place((values, mask), traits.placement, 0 if n is None else 1)
     return values, mask, state

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
@@ -35,8 +36,13 @@ _CHUNK = 1 << 16  # numbers looked at together, so that what is made of them sta
 Name = str | Callable[[], str]
 
 
-def canonical(dtype: Any) -> np.dtype[Any]:
-    """The dtype that JAX has for it: 32 bits unless wide types are on, in native byte order."""
+def canonical(dtype: Any) -> Any:
+    """The dtype that JAX has for it: 32 bits unless wide types are on, in native byte order.
+
+    Types that are JAX's own, such as that of random keys, stay as they are.
+    """
+    if not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.extended):
+        return dtype
     config: Any = jax.config
     return _canonical(np.dtype(dtype), config.jax_enable_x64)
 
@@ -53,7 +59,7 @@ def _limits(dtype: np.dtype[Any]) -> Any:
 
 
 def fitting(value: int, dtype: Any) -> Any:
-    """The dtype of an integer (None: Python's own), if the one that JAX has for it can hold it."""
+    """The dtype for an integer (None: of Python), or an error if JAX's type cannot hold it."""
     dtype = _INT64 if dtype is None else dtype
     narrow = _limits(canonical(dtype))
     if not narrow.min <= value <= narrow.max:
@@ -102,34 +108,24 @@ def narrowed(array: np.ndarray, dtype: np.dtype[Any], name: Name = "") -> np.nda
     return array.astype(dtype)
 
 
-def _fits(array: np.ndarray, narrow: np.dtype[Any]) -> bool:
-    if array.size <= _FEW and narrow.kind != "c":
-        return _few_fit(array, narrow)
-    if narrow.kind in "iu":
-        return _integers_fit(array, _limits(narrow))
-    both: Any = array
-    parts = (array,) if narrow.kind == "f" else (both.real, both.imag)
-    if all(part.min() > -_TOO_LARGE and part.max() < _TOO_LARGE for part in parts):
-        return True
-    return _first_wrong(array, narrow) is None  # infinities, or what is no number
-
-
-def _few_fit(array: np.ndarray, narrow: np.dtype[Any]) -> bool:
-    """The same in Python, which is quicker for a few: NumPy takes a microsecond to begin."""
-    values = array.reshape(-1).tolist()
-    least, most = min(values), max(values)
+def _fits(array: Any, narrow: np.dtype[Any]) -> bool:
+    if narrow.kind == "c":
+        return all(_fits(part, np.dtype(np.float32)) for part in (array.real, array.imag))
+    if array.size <= _FEW:  # in Python, which is quicker: NumPy takes a microsecond to begin
+        values = array.reshape(-1).tolist()
+        least, most = min(values), max(values)
+    elif narrow.kind in "iu" and (together := int(np.bitwise_or.reduce(array, axis=None))) >= 0:
+        # All bits together take half the time of both extremes. No number is larger, and the limit
+        # is a power of two less one: if one number is beyond it, so are the bits together.
+        least, most = 0, together
+    else:
+        least, most = array.min(), array.max()
     if narrow.kind in "iu":
         limits = _limits(narrow)
-        return limits.min <= least and most <= limits.max
-    return (least > -_TOO_LARGE and most < _TOO_LARGE) or _first_wrong(array, narrow) is None
-
-
-def _integers_fit(array: np.ndarray, limits: Any) -> bool:
-    # All bits together take half the time of both extremes, which are needed if one is negative.
-    together = int(np.bitwise_or.reduce(array, axis=None))
-    if together >= 0:
-        return together <= limits.max
-    return int(array.min()) >= limits.min and int(array.max()) <= limits.max
+        return bool(limits.min <= least and most <= limits.max)
+    # Else there are infinities, or what is no number.
+    fits = least > -_TOO_LARGE and most < _TOO_LARGE
+    return bool(fits) or _first_wrong(array, narrow) is None
 
 
 def _right(array: Any, narrow: np.dtype[Any]) -> Any:

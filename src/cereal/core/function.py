@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -10,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
-from .held import Held
+from .held import Opaque, hold
 from .pytree import pytree_dataclass
 
 
 @pytree_dataclass
-class Function(Held):
+class Function(Opaque):
     """A callable inside a pytree.
 
     A plain function is structure: compared by identity, so that the same function means the same
@@ -33,8 +34,13 @@ class Function(Held):
 
     @property
     def name(self) -> str:
-        inner = getattr(self.value, "func", self.value)  # functools.partial
-        return getattr(inner, "__name__", type(self.value).__name__)
+        return function_name(self.value)
+
+
+def function_name(fn: Any) -> str:
+    """What a function is called; a callable object by its class, a partial by what it calls."""
+    inner = fn.func if isinstance(fn, functools.partial) else fn
+    return getattr(inner, "__name__", type(inner).__name__)
 
 
 def as_function(fn: Any, owner: str) -> Function:
@@ -46,20 +52,11 @@ def as_function(fn: Any, owner: str) -> Function:
             f"{owner}: `fn` must be callable, got {type(fn).__name__} ({fn!r:.80}); "
             f"write `{owner}(lambda batch: ...)`."
         )
-    if not jax.tree_util.all_leaves([fn]):
-        return Function(fn)
-    try:
-        hash(fn)
-    except TypeError as error:
-        raise PipelineError(
-            f"{owner}: `fn` of type {type(fn).__name__} is neither hashable nor a pytree, so JAX "
-            f"cannot tell whether it changed; pass a plain function that calls it."
-        ) from error
-    return Function(None, fn)
+    return hold(fn, f"{owner}: `fn`", "pass a plain function that calls it", Function)
 
 
 def takes_second(fn: Any, name: str) -> bool:
-    """Whether to call `fn(value, second)` rather than `fn(value)`: asked of its signature.
+    """Whether to call `fn(value, second)` rather than `fn(value)`, by its signature.
 
     A second parameter counts if it has no default, or if it is called `name`.
     """
@@ -67,10 +64,10 @@ def takes_second(fn: Any, name: str) -> bool:
 
 
 def arguments_taken(fn: Any, names: tuple[str, ...], least: int = 0) -> tuple[str, ...]:
-    """With how many of these arguments, in their order, to call `fn`: its own names for them.
+    """Which of these arguments, in their order, to call `fn` with, by its own names for them.
 
-    The first `least` in any case. A further one counts if `fn` has no default for it, or calls
-    it by that name.
+    The first `least` are passed in any case. A further one is if `fn` has no default for it, or
+    calls it by that name.
     """
     try:
         parameters = list(inspect.signature(fn).parameters.values())
@@ -78,12 +75,12 @@ def arguments_taken(fn: Any, names: tuple[str, ...], least: int = 0) -> tuple[st
         return names[:least]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [p for p in parameters if p.kind in kinds]
-    taken = list(names[:least])
+    taken = names[:least]
     for name, parameter in list(zip(names, positional, strict=False))[least:]:
         if parameter.default is not inspect.Parameter.empty and parameter.name != name:
             break
-        taken.append(parameter.name)
-    return tuple(taken)
+        taken += (parameter.name,)
+    return taken
 
 
 def as_decision(keep: Any, owner: str) -> Any:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from .errors import PipelineError
 from .pytree import is_pytree, pytree_dataclass, static_field
 
+_WRITE = "write `@cereal.pytree_dataclass` above its class"
+
 
 @pytree_dataclass
-class Held:
+class Opaque:
     """An object that JAX may or may not see into.
 
     A pytree is a child: its arrays are arguments of compiled programs. Anything else is structure:
@@ -23,19 +25,21 @@ class Held:
 
     @property
     def value(self) -> Any:
-        """The object itself."""
         return self.tree if self.fixed is None else self.fixed
 
 
-def hold(value: Any, owner: str) -> Held:
-    """Holds what is a pytree or can be hashed."""
+H = TypeVar("H", bound=Opaque)
+
+
+def hold(value: Any, owner: str, write: str = _WRITE, kind: type[H] = Opaque) -> H:
+    """Holds what is a pytree or can be hashed; `write` says in the error what to do otherwise."""
     if is_pytree(value):
-        return Held(value)
+        return kind(value)
     try:
         hash(value)
     except TypeError as error:
         raise PipelineError(
             f"{owner}: {type(value).__name__} is neither a pytree nor hashable, so JAX cannot tell "
-            f"whether it changed; write `@cereal.pytree_dataclass` above its class."
+            f"whether it changed; {write}."
         ) from error
-    return Held(None, value)
+    return kind(None, value)

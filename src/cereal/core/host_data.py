@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from .errors import CerealError
+from .function import function_name
 from .lingering import linger
 
 _TRIES, _MOMENT = 20, 0.002
@@ -62,19 +63,16 @@ class HostData:
 
 def living(number: int) -> Any:
     """The data of this number."""
-    found = _living.get(number)
-    for _ in range(_TRIES if found is None else 0):
-        time.sleep(_MOMENT)  # the collector clears weak references before it calls `__del__`
+    for _ in range(_TRIES):
         found = _living.get(number)
         if found is not None:
-            break
-    if found is None:
-        raise CerealError(
-            "the data of a source on the host is gone: all sources and loaders that held it were "
-            "deleted while a compiled program still reads it; keep the loader."
-        )
-    found.read_at = time.monotonic()
-    return found
+            found.read_at = time.monotonic()
+            return found
+        time.sleep(_MOMENT)  # the collector clears weak references before it calls `__del__`
+    raise CerealError(
+        "the data of a source on the host is gone: all sources and loaders that held it were "
+        "deleted while a compiled program still reads it; keep the loader."
+    )
 
 
 class HostFunction(HostData):
@@ -91,8 +89,7 @@ class HostFunction(HostData):
 
     @property
     def name(self) -> str:
-        inner = getattr(self.fn, "func", self.fn)  # functools.partial
-        return self._called or getattr(inner, "__name__", type(inner).__name__)
+        return self._called or function_name(self.fn)
 
     def digest_of(self) -> Any:
         return self.fn

@@ -18,9 +18,10 @@ import numpy as np
 from .callback import guard, poison
 from .device_count import device_count_of_program
 from .host_data import host_data_in, identity_on_host, living
-from .reading import Reading, reading_as
+from .reading import ReadContext, use_read_context
 from .rows import Rows, whole_index
 from .settings import settings_of_program
+from .spec import spec_of
 
 if TYPE_CHECKING:
     from .positional import Positional
@@ -33,12 +34,12 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
     """
     for data in host_data_in(source):
         data.enter_program()
-    service, identity, settings = source.service, identity_on_host(source), settings_of_program()
-    received = whole_index if source.plan.wide else lambda rows: rows
+    service, identity, settings = source._service, identity_on_host(source), settings_of_program()
+    received = whole_index if source._plan.wide else lambda rows: rows
     leaves, structure = jax.tree.flatten(source)
     leaves = leaves if service is None else []  # a service has the source itself
-    with reading_as(Reading(masked=True)):
-        promised = jax.tree.map(_struct, source.fetch(jax.tree.map(_struct, rows)))
+    with use_read_context(ReadContext(masked=True)):
+        promised = jax.tree.map(spec_of, source._fetch(jax.tree.map(spec_of, rows)))
     axes, (inputs, rows_structure) = rows.index.ndim, jax.tree.flatten(rows)
     outputs, out_structure = jax.tree.flatten(promised)
 
@@ -47,9 +48,9 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
             asked = [(at, received(rows_structure.unflatten(x))) for _, at, x in requests]
             found = living(service).serve(asked)
         else:
-            with reading_as(Reading(masked=True)), jax.no_execution():
+            with use_read_context(ReadContext(masked=True)), jax.no_execution():
                 found = [
-                    structure.unflatten(leaves).fetch(received(rows_structure.unflatten(x)))
+                    structure.unflatten(leaves)._fetch(received(rows_structure.unflatten(x)))
                     for leaves, _, x in requests
                 ]
         return [_as_promised(each, outputs, out_structure) for each in found]
@@ -60,8 +61,7 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
         nothing = lambda: [poison(outputs)] * len(requests)  # noqa: E731
         with settings():  # the thread is JAX's, and has none
             found = guard(identity, devices, lambda: read(requests), nothing)
-        parts = zip(*found, strict=True)
-        return [_as_words(_stacked(each, sizes)) for each in parts]
+        return [_as_words(_stacked(each, sizes)) for each in zip(*found, strict=True)]
 
     index_at = jax.tree.unflatten(rows_structure, range(len(inputs))).index
     asked = (device_count_of_program(rows.index), leaves, position, inputs)
@@ -75,25 +75,23 @@ def fetched_in_program(source: Positional[Any], rows: Rows, position: Any = None
 # Under vmap the callback gets all lanes at once, with an axis of 1 where they agree.
 
 
-def _lanes(args: Any, mapped: int) -> tuple[list[Any], tuple[int, ...] | None]:
+def _lanes(args: Any, mapped: int) -> tuple[list[Any], tuple[int, ...]]:
     """The arguments of every lane, and how many lanes there are on each axis that is mapped."""
     sizes = np.broadcast_shapes(*(x.shape[:mapped] for x in jax.tree.leaves(args)))
     lanes = [jax.tree.map(lambda x, at=at: _lane(x, at), args) for at in np.ndindex(*sizes)]
-    return lanes, sizes if mapped else None
+    return lanes, sizes
 
 
 def _lane(x: np.ndarray, at: tuple[int, ...]) -> np.ndarray:
     return x[tuple(i if size > 1 else 0 for i, size in zip(at, x.shape, strict=False))]
 
 
-def _stacked(parts: Any, sizes: tuple[int, ...] | None) -> np.ndarray:
-    if sizes is None:
-        return parts[0]
-    return np.stack(parts).reshape((*sizes, *parts[0].shape))
+def _stacked(parts: Any, sizes: tuple[int, ...]) -> np.ndarray:
+    return np.stack(parts).reshape((*sizes, *parts[0].shape)) if sizes else parts[0]
 
 
-# Numbers of 64 bits leave the callback as pairs of 32: JAX treats what it returns by the settings
-# of its own thread, where `jax.enable_x64` does not hold, and refuses them after the callback.
+# Numbers of 64 bits leave the callback as pairs of 32 (`test_wide_types_go_through_a_program`): JAX
+# converts what a callback returns in a thread of its own, where `jax.enable_x64` is not set.
 
 
 def _is_wide(x: Any) -> bool:
@@ -112,13 +110,6 @@ def _as_words(x: np.ndarray) -> np.ndarray:
 
 def _from_words(x: Any, spec: Any) -> Any:
     return jax.lax.bitcast_convert_type(x, spec.dtype) if _is_wide(spec) else x
-
-
-def _struct(x: Any) -> jax.ShapeDtypeStruct:
-    dtype = x.dtype
-    if isinstance(dtype, np.dtype):
-        dtype = jax.dtypes.canonicalize_dtype(dtype)
-    return jax.ShapeDtypeStruct(x.shape, dtype)
 
 
 def _as_promised(fetched: Rows, outputs: list[Any], structure: Any) -> list[np.ndarray]:

@@ -7,18 +7,14 @@ user's own `jax.jit`, which promises to keep them.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib
 from collections.abc import Iterator
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from .jax_internals import trace_caches, written_at
 from .library import is_library_file
 
-# A bet on private names (`tests/core/test_inner_functions.py` fails when it is lost).
-_CACHES = {"interpreters.partial_eval": "trace_to_jaxpr", "ad_checkpoint": "_trace_to_jaxpr"}
 _JIT = ("jit", "pjit")
 _seen: set[tuple[str, int]] = set()  # file and line
 
@@ -31,17 +27,18 @@ def forget_seen() -> None:
 
 def met_new(closed: Any) -> bool:
     """Whether a program has such functions that are new here: then it must be traced once more."""
-    new = {place for info in _inside(closed) if (place := _place(info))} - _seen
+    new = {place for place in _inside(closed) if not is_library_file(place[0])} - _seen
     _seen.update(new)
     return bool(new) and _forget(new)
 
 
 def _forget(places: set[tuple[str, int]]) -> bool:
     found = False
-    for cache in _caches():
+    for cache in trace_caches():
         kept = {id(fn): fn for key in cache.cache_keys() if (fn := _function(key)) is not None}
         for fn in kept.values():
-            if _defined(fn) in places:
+            code = getattr(fn, "__code__", None)
+            if code is not None and (code.co_filename, code.co_firstlineno) in places:
                 cache.evict_weakref(fn)
                 found = True
     return found
@@ -52,36 +49,25 @@ def _function(key: Any) -> Any:
     return key[0]() if isinstance(key, tuple) and key and callable(key[0]) else None
 
 
-@functools.cache
-def _caches() -> list[Any]:
-    """JAX's tables of traces; none where they are elsewhere, and then JAX's rule holds."""
-    found = []
-    for module, name in _CACHES.items():
-        with contextlib.suppress(ImportError):
-            found.append(getattr(importlib.import_module(f"jax._src.{module}"), name, None))
-    return [x for x in found if hasattr(x, "cache_keys") and hasattr(x, "evict_weakref")]
-
-
 def _defined(fn: Any) -> tuple[str, int] | None:
     code = getattr(fn, "__code__", None)
     return None if code is None else (code.co_filename, code.co_firstlineno)
 
 
-def _inside(program: Any) -> Iterator[str]:
-    """Where the functions inside of a program were written."""
+def _inside(program: Any) -> Iterator[tuple[str, int]]:
+    """Where the functions inside of a program were written: file and line."""
     for eqn in getattr(program, "jaxpr", program).eqns:
         if eqn.primitive.name not in _JIT:
-            for value in eqn.params.values():
-                for each in value if isinstance(value, tuple | list) else (value,):
-                    if isinstance(each, Jaxpr | ClosedJaxpr):
-                        inner: Any = each
-                        info = getattr(getattr(inner, "jaxpr", inner), "debug_info", None)
-                        yield getattr(info, "func_src_info", None) or ""
-                        yield from _inside(inner)
+            for inner in inner_programs(eqn):
+                place = written_at(inner)
+                if place is not None:
+                    yield place
+                yield from _inside(inner)
 
 
-@functools.lru_cache(maxsize=1024)
-def _place(info: str) -> tuple[str, int] | None:
-    """The file and line in "body at /home/me/train.py:52", if it is the user's."""
-    name, _, line = info.partition(" at ")[2].rpartition(":")
-    return (name, int(line)) if line.isdigit() and not is_library_file(name) else None
+def inner_programs(eqn: Any) -> Iterator[Any]:
+    """The programs inside of an operation: the body of a scan, branches, what is jitted."""
+    for value in eqn.params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, Jaxpr | ClosedJaxpr):
+                yield getattr(each, "jaxpr", each)

@@ -1,4 +1,5 @@
-"""Whose code it is: installed with Python or by a package manager, or the user's own."""
+"""Whose code it is (installed with Python or by a package manager, or the user's own), which names
+it has, and what of a library is the same for a whole run."""
 
 from __future__ import annotations
 
@@ -12,13 +13,19 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...), range)
 _INSTALLED = ("site-packages", "dist-packages")
 _HERE = str(Path(__file__).parent.parent)
-
-
-@functools.lru_cache(maxsize=1)
-def _standard() -> tuple[str, ...]:
-    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+_STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+_FIXED_CLASSES = ("builtins", "numpy", "jax", "jaxlib", "ml_dtypes", "functools", "typing")
+# What looks at the world when it runs: files, the environment, the clock, names in other scopes.
+_LOOKING = {"eval", "exec", "globals", "locals", "vars", "dir", "__import__", "input"}
+_READING = ("open", "load", "read", "imread", "fromfile", "fromregex", "genfromtxt", "memmap")
+_PURE = {"abc", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum"}
+_PURE |= {"functools", "itertools", "logging", "math", "numbers", "operator", "re", "string", "sys"}
+_PURE |= {"types", "typing", "warnings"}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -26,7 +33,7 @@ def is_library_file(name: str) -> bool:
     """Whether a file of code is a library's."""
     if name.startswith(_HERE) or any(part in name for part in _INSTALLED):
         return True
-    return name.startswith(("<frozen", *_standard()))
+    return name.startswith(("<frozen", *_STANDARD))
 
 
 def is_library(thing: Any) -> bool:
@@ -45,11 +52,59 @@ def is_library(thing: Any) -> bool:
     return True
 
 
+def looks_at_the_world(thing: Any) -> bool:
+    """Whether a library's function, class or module may give something else whenever it runs."""
+    if isinstance(thing, types.ModuleType):
+        name, root = "", thing.__name__.partition(".")[0]
+    else:
+        name = getattr(thing, "__name__", "")
+        root = (getattr(thing, "__module__", None) or "").partition(".")[0]
+    if name in _LOOKING or name.lstrip("_").startswith(_READING):
+        return True
+    return root in sys.stdlib_module_names and root.lstrip("_") not in _PURE
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether this is a library's, and the same for the whole run."""
+    if looks_at_the_world(value):
+        return False
+    if isinstance(value, types.FunctionType):
+        return is_library(value)
+    if isinstance(value, type):
+        return value.__module__.partition(".")[0] in _FIXED_CLASSES
+    owner = getattr(value, "__self__", None)  # of a method: a generator of random numbers, say
+    if owner is not None and not isinstance(owner, types.ModuleType):
+        return False
+    kinds = (types.BuiltinFunctionType, np.ufunc)
+    return isinstance(value, kinds) or is_defined_by_library(value)
+
+
+def is_defined_by_library(value: Any) -> bool:
+    """Whether a callable stands under its name in a module of a library."""
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    if module is None or not callable(value) or not is_library(module):
+        return False
+    return vars(module).get(getattr(value, "__name__", "")) is value
+
+
+@functools.lru_cache(maxsize=1024)
+def codes_in(code: types.CodeType) -> tuple[types.CodeType, ...]:
+    """The code of a function, and of those that are defined inside it."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return (code, *(each for found in map(codes_in, inner) for each in found))
+
+
 @functools.lru_cache(maxsize=1024)
 def names_in(code: types.CodeType) -> tuple[str, ...]:
     """All names in a function's code, and in the code of functions defined inside it."""
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return tuple(sorted(set(code.co_names).union(*(names_in(each) for each in inner))))
+    return tuple(sorted({name for each in codes_in(code) for name in each.co_names}))
+
+
+@functools.lru_cache(maxsize=1024)
+def globals_in(code: types.CodeType) -> frozenset[str]:
+    """The names that a function looks up as globals, not as attributes."""
+    steps = (step for each in codes_in(code) for step in dis.get_instructions(each))
+    return frozenset(s.argval for s in steps if s.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
 @functools.lru_cache(maxsize=1024)

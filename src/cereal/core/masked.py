@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 
+from .capture import is_traced
 from .errors import UsageError
 from .spec import at_least_float32
 
@@ -61,15 +61,13 @@ def _as_mask(mask: jax.Array) -> tuple[Any, jax.Array]:
     if mask.dtype == jnp.bool_:
         return None, mask
     good = jnp.all((mask == 0) | (mask == 1))
-    if not isinstance(good, jax.core.Tracer):
-        if not good:
-            raise UsageError(
-                f"`masked_mean` needs a mask of True and False, or of 1 and 0, got "
-                f"{mask.dtype}{list(mask.shape)} with other numbers; write `mask > 0` for which "
-                f"elements count. For weights, write `(weights * values).sum() / weights.sum()`."
-            )
-        good = None
-    return good, mask.astype(jnp.bool_)
+    if not is_traced(good) and not good:
+        raise UsageError(
+            f"`masked_mean` needs a mask of True and False, or of 1 and 0, got "
+            f"{mask.dtype}{list(mask.shape)} with other numbers; write `mask > 0` for which "
+            f"elements count. For weights, write `(weights * values).sum() / weights.sum()`."
+        )
+    return good if is_traced(good) else None, mask.astype(jnp.bool_)
 
 
 def note_unbatched(error: Exception, mask: jax.Array) -> None:

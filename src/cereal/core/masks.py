@@ -1,8 +1,8 @@
 """Masks of full batches, for batches that no program makes.
 
-A program that makes a batch makes its mask too. Where a batch is only moved to the device, a mask
-moved beside it would cost a GPU 80 µs; so they are made ahead, many in one call. Each is handed out
-once, since who gets it may donate it.
+A program that makes a batch makes its mask too. Where a batch is only moved to the device, moving a
+mask too would cost a GPU 80 µs, so masks are made ahead, many in one call. Each is handed out once,
+since the user may donate it to a program.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .placement import place
 _AT_ONCE = 16
 
 
-@partial(jax.jit, static_argnames=("lanes", "count"))
-def _full(lanes: tuple[int, ...], count: int) -> list[Any]:
-    return [jnp.ones(lanes, jnp.bool_) for _ in range(count)]
+@partial(jax.jit, static_argnames="lanes")
+def _full(lanes: tuple[int, ...]) -> list[Any]:
+    return [jnp.ones(lanes, jnp.bool_) for _ in range(_AT_ONCE)]
 
 
 class FullMasks:
@@ -36,7 +36,7 @@ class FullMasks:
         config: Any = jax.config
         device = config.jax_default_device
         if not self._made or device != self._device:
-            made = _full(self._lanes, _AT_ONCE)
-            placed = made if self._placement is None else place(made, self._placement)
-            self._made, self._device = placed, device
+            made = _full(self._lanes)
+            self._made = made if self._placement is None else place(made, self._placement)
+            self._device = device
         return self._made.pop()

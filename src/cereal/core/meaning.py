@@ -9,26 +9,26 @@ still: where it cannot be proved to be the same, the programs are different ones
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import importlib
 import re
 import types
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
+from .capture import is_traced
 from .gathered import explicit_mesh
 from .inlined import run_inlined
 from .inner_functions import forget_seen, met_new
+from .jax_internals import trace_context, written_at
 from .library import is_library, is_library_file
 from .unchanged import proof_of
 
-_trace_context = getattr(importlib.import_module("jax._src.config"), "trace_context", None)
 _RULES = {"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees", "jvp_jaxpr_thunk"}
 _OWN_RULES = re.compile(r"[/\\](jax|optax|flax|cereal)[/\\](?!.*custom_derivatives)")
 _PLAIN = (int, str, bytes, bool, type(None))
@@ -83,7 +83,8 @@ def trace(
     closed, result = _traced_anew(fn, args)
     if met_new(closed):
         closed, result = _traced_anew(fn, args)
-    consts = [_own(const) for const in closed.consts]
+    # Arrays of NumPy may be written to while a program reads them: they are copied.
+    consts = [x if isinstance(x, jax.Array) else np.array(x) for x in closed.consts]
     opened = _opened(closed, consts, jax.tree.leaves(args)) if consts else closed
     return Traced(opened, result, _Meaning(compiled_only, of_pipeline)), consts
 
@@ -102,20 +103,10 @@ def _opened(closed: ClosedJaxpr, consts: list[Any], leaves: list[Any]) -> Closed
     return jax.make_jaxpr(run)(consts, leaves)
 
 
-def _own(const: Any) -> Any:
-    """Arrays of NumPy may be written to while a program reads them: they are copied."""
-    return const if isinstance(const, jax.Array | jax.core.Tracer) else np.array(const)
-
-
 def tracing_context() -> Any:
-    """All settings of JAX that a trace depends on; equal values mean equal traces.
-
-    A bet on a private name of JAX (`tests/core/test_meaning.py` fails when it is lost): without it
-    nothing counts as proved, and everything is traced again.
-    """
-    if _trace_context is None:
-        return object()
-    return _trace_context()
+    """All settings of JAX that a trace depends on; equal values mean equal traces."""
+    context = trace_context()
+    return object() if context is None else context()
 
 
 class _DifferentError(Exception):
@@ -169,7 +160,7 @@ class _Meaning:
             return (type(value), *map(self.of, value))
         if isinstance(value, dict):
             return tuple((self.of(name), self.of(each)) for name, each in value.items())
-        if isinstance(value, jax.core.Tracer):
+        if is_traced(value):
             raise _DifferentError
         if isinstance(value, jax.Array | np.ndarray | np.generic) or _is_array(value):
             return _content(value)
@@ -177,12 +168,12 @@ class _Meaning:
             found = proof_of(value)
             if found is None or found.arrays:
                 raise _DifferentError
-            return (found.key, *map(_Kept, found.held))
-        if hasattr(value, "callback_func"):  # what runs is looked at when it runs
-            if self._of_pipeline and _is_ours(value.callback_func):
-                return (type(value), value.callback_func.__code__, self.of(value.in_tree))
-            return (type(value), _Same(value.callback_func), self.of(value.in_tree))
-        return (type(value), value if is_library(type(value)) else _Same(value))
+            return (found.key, _Kept(found.held))
+        if hasattr(value, "callback_func"):  # what it refers to is looked up when it runs
+            fn = value.callback_func
+            is_ours = self._of_pipeline and _is_ours(fn)
+            return (type(value), fn.__code__ if is_ours else _same(fn), self.of(value.in_tree))
+        return (type(value), value if is_library(type(value)) else _same(value))
 
 
 def _is_ours(fn: Any) -> bool:
@@ -190,34 +181,25 @@ def _is_ours(fn: Any) -> bool:
     return isinstance(fn, types.FunctionType) and module.partition(".")[0] == "cereal"
 
 
+@dataclasses.dataclass(frozen=True)
 class _Kept:
-    """Something that must live, since its identity is part of a value."""
+    """Things that must live, since their identities are part of a value; equal to any others."""
 
-    def __init__(self, thing: Any) -> None:
-        self._thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Kept)
-
-    def __hash__(self) -> int:
-        return 0
+    things: Any = dataclasses.field(compare=False)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Same:
     """Something of the user's, equal to itself alone, whatever its `__eq__` says."""
 
-    def __init__(self, thing: Any) -> None:
-        self._thing = thing
-        parts = (
-            (thing.__self__, thing.__func__) if isinstance(thing, types.MethodType) else (thing,)
-        )
-        self._parts = tuple(map(id, parts))
+    identity: tuple[int, ...]
+    thing: Any = dataclasses.field(compare=False)  # kept: no other object gets its identity
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._parts == other._parts
 
-    def __hash__(self) -> int:
-        return hash(self._parts)
+def _same(thing: Any) -> _Same:
+    if isinstance(thing, types.MethodType):  # a new object whenever it is asked for
+        return _Same((id(thing.__self__), id(thing.__func__)), thing)
+    return _Same((id(thing),), thing)
 
 
 def _is_array(value: Any) -> bool:
@@ -237,12 +219,7 @@ def _of_library(call: Any) -> bool:
     Not one that a library made around a function of the user's: `jax.custom_gradient`, and all that
     Equinox has of this kind.
     """
-    info = getattr(getattr(call, "jaxpr", call), "debug_info", None)
-    name = getattr(info, "func_filename", None) or _file_of(getattr(info, "func_src_info", ""))
-    return bool(name) and is_library_file(name) and bool(_OWN_RULES.search(name))
-
-
-@functools.lru_cache(maxsize=256)
-def _file_of(info: str) -> str:
-    """The file in "relu at /usr/lib/.../functions.py:52"."""
-    return info.partition(" at ")[2].rpartition(":")[0]
+    place = written_at(call)
+    if place is None:
+        return False
+    return is_library_file(place[0]) and bool(_OWN_RULES.search(place[0]))

@@ -21,23 +21,24 @@ import numpy as np
 from .errors import PipelineError
 from .gathered import gathered
 from .lane_permutation import permute_lanes
+from .ordering import times_before
 from .pytree import pytree_dataclass, static_field
 from .threefry import MIX, key_for, threefry
 from .transfer import sent
-from .turns import ranks_in, turn_table
+from .turns import turn_table
 from .wide import add_below, fraction_words, times_ratio
 
-# A slot plus what is left of a stage must fit 32 bits.
+# A slot plus what is left of a phase must fit 32 bits.
 MOST_SLOTS_IN_EPOCH = 1 << 30
 _FIELDS = (
     *("length", "turns", "shuffled"),
     *("epochs", "rest", "rest_high", "rest_low"),  # of the part, in an epoch of the mixture
     *("round_epochs", "round_rest", "round_high", "round_low"),  # ... in a round of the table
-    *("first_epoch", "first_place"),  # when the stage begins
+    *("first_epoch", "first_place"),  # when the phase begins
 )
 
 
-class Stage(NamedTuple):
+class Phase(NamedTuple):
     """Turns that hold from a position on, counted in elements through all epochs."""
 
     start: int
@@ -45,9 +46,9 @@ class Stage(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """One round of a stage's table, in the arithmetic of `Mixing.walk`."""
+    """One round of a phase's table of turns: the numbers that `Mixing.walk` calculates with."""
 
-    epoch: int  # where the stage begins
+    epoch: int  # where the phase begins
     place: int
     slots: int  # in a round
     first: int  # row of the table where its slots begin
@@ -62,7 +63,7 @@ class Mixing:
     """The walk over parts: pure index arithmetic, in NumPy or JAX."""
 
     slots: Any  # [slots, 2]: part, rank among the part's turns
-    parts: Any  # [stages * parts, fields]
+    parts: Any  # [phases * parts, fields]
     rounds: tuple[_Round, ...] = static_field()
     length: int = static_field()
     count: int = static_field()
@@ -71,10 +72,9 @@ class Mixing:
 
     def walk(self, key: Any, epoch: Any, slot: Any) -> tuple[Any, Any, Any]:
         """The part, its epoch and the index in it, of these slots of these epochs."""
-        host = isinstance(slot, np.ndarray)
-        xp = np if host else jnp
-        slots, parts = (np.asarray(self.slots), np.asarray(self.parts)) if host else self._leaves()
-        number, now, epoch, slot = self._stage(xp, epoch, slot.astype(xp.uint32))
+        xp = np if isinstance(slot, np.ndarray) else jnp
+        slots, parts = xp.asarray(self.slots), xp.asarray(self.parts)
+        number, now, epoch, slot = self._phase(xp, epoch, slot.astype(xp.uint32))
         turns, at = slot // now.slots, slot % now.slots
         uneven = any(each.rest for each in self.rounds)
         beyond = None
@@ -101,11 +101,8 @@ class Mixing:
             own = own + over
         return part, own, self._index(xp, key, own, part, place, of)
 
-    def _leaves(self) -> tuple[Any, Any]:
-        return jnp.asarray(self.slots), jnp.asarray(self.parts)
-
-    def _stage(self, xp: Any, epoch: Any, slot: Any) -> tuple[Any, Any, Any, Any]:
-        """The stage's number and round, and the lane's (epoch, slot) counted from its start."""
+    def _phase(self, xp: Any, epoch: Any, slot: Any) -> tuple[Any, Any, Any, Any]:
+        """The phase's number and round, and the lane's (epoch, slot) counted from its start."""
         if len(self.rounds) == 1:
             words = (np.uint32(word) for word in self.rounds[0])
             return None, _Round(*words), epoch, slot  # type: ignore[arg-type]
@@ -141,31 +138,28 @@ def _columns(xp: Any, table: Any, row: Any) -> list[Any]:
 
 def make_mixing(
     lengths: Sequence[int],
-    stages: Sequence[Stage],
+    phases: Sequence[Phase],
     shuffled: Sequence[bool],
     epoch: int | str,
     owner: str,
 ) -> Mixing:
     """The walk over parts of these lengths; `epoch` as in `MixSource`."""
-    tables = [turn_table(stage.parts) for stage in stages]
-    ranks = [ranks_in(table) for table in tables]
-    length = _epoch_length(lengths, stages, tables, epoch, owner)
+    tables = [turn_table(phase.parts) for phase in phases]
+    ranks = [times_before(table) for table in tables]
+    length = _epoch_length(lengths, phases, tables, epoch, owner)
     rows, rounds, first = [], [], 0
     before = [0] * len(lengths)
-    for number, (stage, table) in enumerate(zip(stages, tables, strict=True)):
+    for number, (phase, table) in enumerate(zip(phases, tables, strict=True)):
         slots = len(table)
         whole, rest = divmod(length, slots)
-        start, place = divmod(stage.start, length)
+        start, place = divmod(phase.start, length)
         fraction = fraction_words(rest, slots)
         rounds.append(_Round(start, place, slots, first, whole, rest, *fraction))
         for j, n in enumerate(lengths):
-            rows.append(_part_row(n, stage.parts[j], whole, shuffled[j], before[j]))
-        if number + 1 < len(stages):
-            lasts = stages[number + 1].start - stage.start
-            before = [
-                given + lasts // slots * stage.parts[j] + int((table[: lasts % slots] == j).sum())
-                for j, given in enumerate(before)
-            ]
+            rows.append(_part_row(n, phase.parts[j], whole, shuffled[j], before[j]))
+        if number + 1 < len(phases):
+            lasts = phases[number + 1].start - phase.start
+            before = [given + _turns_in(lasts, table, j) for j, given in enumerate(before)]
         first += slots
     kinds = {bool(flag) for flag, n in zip(shuffled, lengths, strict=True) if n > 1}
     pairs = np.stack([np.concatenate(tables), np.concatenate(ranks)], axis=-1).astype(np.uint32)
@@ -192,17 +186,16 @@ def _part_row(n: int, turns: int, rounds: int, shuffled: bool, before: int) -> t
 
 def _epoch_length(
     lengths: Sequence[int],
-    stages: Sequence[Stage],
+    phases: Sequence[Phase],
     tables: Sequence[np.ndarray],
     epoch: int | str,
     owner: str,
 ) -> int:
-    if isinstance(epoch, str):
-        ends = [_end_of(j, n, stages, tables) for j, n in enumerate(lengths)]
+    length = epoch
+    if isinstance(length, str):
+        ends = [_end_of(j, n, phases, tables) for j, n in enumerate(lengths)]
         read = [end for end in ends if end is not None]
         length = min(read) if epoch == "first" else max(read)
-    else:
-        length = epoch
     if not 1 <= length <= MOST_SLOTS_IN_EPOCH:
         raise PipelineError(
             f"{owner}: an epoch of the mixture would have {length} elements, and can have 1 to "
@@ -211,18 +204,22 @@ def _epoch_length(
     return length
 
 
-def _end_of(part: int, n: int, stages: Sequence[Stage], tables: Sequence[np.ndarray]) -> int | None:
+def _end_of(part: int, n: int, phases: Sequence[Phase], tables: Sequence[np.ndarray]) -> int | None:
     """How many elements the mixture has given when this part has been read once."""
     left = n
-    for number, (stage, table) in enumerate(zip(stages, tables, strict=True)):
-        turns = stage.parts[part]
+    for number, (phase, table) in enumerate(zip(phases, tables, strict=True)):
+        turns = phase.parts[part]
         if turns == 0:
             continue
         rounds, turn = divmod(left - 1, turns)
         end = rounds * len(table) + int(np.flatnonzero(table == part)[turn]) + 1
-        if number + 1 == len(stages) or stage.start + end <= stages[number + 1].start:
-            return stage.start + end
-        lasts = stages[number + 1].start - stage.start
-        given = lasts // len(table) * turns + int((table[: lasts % len(table)] == part).sum())
-        left -= given
+        if number + 1 == len(phases) or phase.start + end <= phases[number + 1].start:
+            return phase.start + end
+        left -= _turns_in(phases[number + 1].start - phase.start, table, part)
     return None
+
+
+def _turns_in(slots: int, table: np.ndarray, part: int) -> int:
+    """How many of the first slots are turns of a part, the table being repeated."""
+    rounds, rest = divmod(slots, len(table))
+    return rounds * int((table == part).sum()) + int((table[:rest] == part).sum())

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import types
 from typing import Any
 
 import jax
 import numpy as np
 
-from .held import Held
+from .held import Opaque
 from .library import is_library
 from .pytree import is_pytree
-from .unchanged import Proof, proof_of, proof_of_class
+from .unchanged import Proof, proof_of
 
+# Methods that run when a pipeline is built, or that a dataclass writes.
+_BUILDING = {"__init__", "__post_init__", "__new__", "__setattr__", "__delattr__", "__repr__"}
+_BUILDING |= {"__eq__", "__hash__", "__replace__", "__getstate__", "__setstate__", "__annotate__"}
+_BUILDING |= {"__annotate_func__", "__init_subclass__", "__class_getitem__"}
 _NO_CODE = (jax.Array, np.ndarray, np.generic, np.dtype, jax.ShapeDtypeStruct, enum.Enum)
 _NO_CODE += (int, float, complex, str, bytes, type(None), jax.sharding.Sharding)
 
@@ -27,17 +32,24 @@ def proof_of_node(node: Any) -> Proof | None:
     classes: dict[type, None] = {}
     values: list[Any] = []
     _find(node, classes, values)
-    proofs = [proof_of(*values), *map(proof_of_class, classes)]
-    found = [proof for proof in proofs if proof is not None]
-    if len(found) < len(proofs):
-        return None
-    return Proof(
-        tuple(proof.key for proof in found),
-        tuple(thing for proof in found for thing in proof.held),
-        [array for proof in found for array in proof.arrays],
-        [check for proof in found for check in proof.checks],
-        [content for proof in found for content in proof.contents],
-    )
+    checks: list[Any] = []
+    for each in dict.fromkeys(each for cls in classes for each in cls.__mro__):
+        if not is_library(each):
+            checks.append((len, vars(each), len(vars(each))))
+            for name, value in sorted(vars(each).items()):
+                if _may_run(each, name, value):
+                    checks.append((vars(each).get, name, value))
+                    values.append(getattr(value, "fget", getattr(value, "__func__", value)))
+    proof = proof_of(*values)
+    return None if proof is None else proof._replace(checks=proof.checks + checks)
+
+
+def _may_run(cls: type, name: str, value: Any) -> bool:
+    """Whether a step may run or read this name of a class; fields belong to the instances."""
+    if name.startswith("__"):
+        return isinstance(value, types.FunctionType) and name not in _BUILDING
+    is_field = name in getattr(cls, "__dataclass_fields__", ())
+    return not is_field and not name.startswith(("_flat", "_abc"))
 
 
 def _find(node: Any, classes: dict[type, None], values: list[Any]) -> None:
@@ -48,7 +60,7 @@ def _find(node: Any, classes: dict[type, None], values: list[Any]) -> None:
     if isinstance(node, dict | list | tuple) and is_library(cls):
         for each in node.values() if isinstance(node, dict) else node:
             _find(each, classes, values)
-    elif isinstance(node, Held):
+    elif isinstance(node, Opaque):
         _find(node.tree, classes, values)
         _find(node.fixed, classes, values)
     elif _has_fixed_fields(node):
@@ -61,7 +73,7 @@ def _find(node: Any, classes: dict[type, None], values: list[Any]) -> None:
 
 
 def _has_fixed_fields(node: Any) -> bool:
-    """Whether this has fields that stay, or that JAX asks for at every call."""
+    """Whether its fields cannot change, or JAX asks for them at every call."""
     params = getattr(node, "__dataclass_params__", None)
     if params is None or isinstance(node, type):
         return False

@@ -1,4 +1,4 @@
-"""Whole numbers, as users pass them."""
+"""Whole numbers, as users pass them: read and checked here, with one wording of the error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import operator
 from collections.abc import Mapping, Set
 from typing import Any
 
-from .errors import PipelineError
+from .errors import CerealError, PipelineError
 
 
 def as_whole(value: Any) -> int | None:
@@ -32,9 +32,41 @@ def as_fractions(value: Any, owner: str, write: str) -> list[float]:
         ) from error
 
 
-def as_count(value: Any, name: str, owner: str) -> int:
-    """A positive integer, or an error that names the argument."""
-    count = as_whole(value)
-    if count is None or count < 1:
-        raise PipelineError(f"{owner}: `{name}` must be a positive integer, got {value!r}.")
-    return count
+def as_count(
+    value: Any,
+    name: str,
+    owner: str,
+    least: int = 1,
+    most: int | None = None,
+    *,
+    hint: str = "",
+    error: type[CerealError] = PipelineError,
+) -> int:
+    """An integer of at least `least` (and at most `most`), or an error that names the argument.
+
+    >>> from cereal.core.numbers import as_count
+    >>> as_count(0, "steps", "iterate", hint="leave it out")
+    Traceback (most recent call last):
+    cereal.PipelineError: iterate: `steps` must be an integer of at least 1, got 0; leave it out.
+    """
+    number = as_whole(value)
+    if number is not None and least <= number and (most is None or number <= most):
+        return number
+    allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+    hint = f"; {hint}" if hint else ""
+    raise error(f"{owner}: `{name}` must be an integer {allowed}, got {value!r:.60}{hint}.")
+
+
+def as_optional_count(
+    value: Any,
+    name: str,
+    owner: str,
+    least: int = 1,
+    *,
+    hint: str = "",
+    error: type[CerealError] = PipelineError,
+) -> int | None:
+    """The same for an argument that may be None, which stays None."""
+    if value is None:
+        return None
+    return as_count(value, name, owner, least, hint=hint, error=error)

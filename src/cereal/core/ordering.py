@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from .capture import is_traced
 from .errors import PipelineError
 from .gathered import gathered
+from .identity import TRACED, Identity, in_words
 from .permutation import MAX_TRACED, permute, round_constants
 from .pytree import pytree_dataclass, said, static_field
 from .transfer import sent
@@ -57,9 +58,12 @@ class Order(ABC):
         """Elements in an epoch over data of n elements."""
         return n
 
-    @abstractmethod
     def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
-        """The index at each `position` (less than n) of the epoch `epochs[column]`."""
+        """The index at each `position` (less than n) of the epoch `epochs[column]`.
+
+        A subclass defines this, or `visit`.
+        """
+        return self.visit(key, epochs, column, position, n).index
 
     def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
         """The index, and where it is not clear from (epoch, index), what tells visits apart."""
@@ -70,8 +74,13 @@ class Order(ABC):
 
     @property
     @abstractmethod
+    def identity(self) -> Identity:
+        """What tells it from other orders; a state is refused where it differs."""
+
+    @property
     def name(self) -> str:
-        """How the drawing, the fingerprint and the saved state call it."""
+        """How drawings and errors call it."""
+        return in_words(self.identity)
 
 
 @pytree_dataclass
@@ -86,8 +95,8 @@ class Sequential(Order):
         return position
 
     @property
-    def name(self) -> str:
-        return "sequential"
+    def identity(self) -> Identity:
+        return ("sequential",)
 
 
 @pytree_dataclass
@@ -102,8 +111,8 @@ class Shuffle(Order):
         return permute(position, column, round_constants(key, epochs, n), n)
 
     @property
-    def name(self) -> str:
-        return "shuffle"
+    def identity(self) -> Identity:
+        return ("shuffle",)
 
 
 @pytree_dataclass
@@ -121,46 +130,35 @@ class Listed(Order):
         del n
         return self.size
 
-    def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
-        del key, epochs, column, n
-        return gathered(self.indices, position)
-
     def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
-        index = self.index(key, epochs, column, position, n)
-        return Visit(index, again=None if self.again is None else gathered(self.again, position))
+        del key, epochs, column, n
+        again = None if self.again is None else gathered(self.again, position)
+        return Visit(gathered(self.indices, position), again=again)
 
     @property
-    def name(self) -> str:
-        return f"indices({self.size}, {self.digest})"
+    def identity(self) -> Identity:
+        return ("indices({}, {})", self.size, self.digest)
+
+
+_NAMED: dict[str, type[Order]] = {"sequential": Sequential, "shuffle": Shuffle}
 
 
 def as_order(ordering: Any, n: int, owner: str) -> Order:
     """Reads the `ordering=` argument of a source over n elements."""
     if isinstance(ordering, Order):
         return ordering.over(n, owner)
-    if isinstance(ordering, str):
-        if ordering == "sequential":
-            return Sequential()
-        if ordering == "shuffle":
-            return Shuffle()
-        raise PipelineError(
-            f'{owner}: `ordering` must be "sequential", "shuffle", an array of indices or an order '
-            f"such as BlockShuffle(1024), got {ordering!r}."
-        )
-    return _listed(ordering, n, owner)
-
-
-def _listed(ordering: Any, n: int, owner: str) -> Order:
-    what = f"{owner}: an `ordering` of indices"
+    if isinstance(ordering, str) and ordering in _NAMED:
+        return _NAMED[ordering]()
     _refuse_key(ordering, owner)
     if not isinstance(ordering, jax.Array | np.ndarray | list | tuple | range):
         raise PipelineError(
             f'{owner}: `ordering` must be "sequential", "shuffle", an array of indices or an order '
             f"such as BlockShuffle(1024), got {_describe(ordering)}."
         )
-    if isinstance(ordering, jax.core.Tracer):  # inside jit: the values cannot be looked at
+    if is_traced(ordering):  # inside jit: the values cannot be looked at
         indices = ordering.astype(jnp.int32)
-        return Listed(indices, ordering.shape[0], "traced", times_before(indices))
+        return Listed(indices, ordering.shape[0], TRACED, times_before(indices))
+    what = f"{owner}: an `ordering` of indices"
     indices = check_indices(ordering, n, what)
     if indices.dtype != np.int32:
         raise PipelineError(
@@ -186,7 +184,7 @@ def _refuse_key(ordering: Any, owner: str) -> None:
 def _describe(ordering: Any) -> str:
     if isinstance(ordering, type):
         return f"the class {ordering.__name__}, not an instance: write `{ordering.__name__}(...)`"
-    return type(ordering).__name__
+    return repr(ordering) if isinstance(ordering, str) else type(ordering).__name__
 
 
 def check_indices(given: Any, n: int, what: str) -> np.ndarray:

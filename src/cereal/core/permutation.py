@@ -40,11 +40,10 @@ _C1, _C2 = 0x7FEB352D, 0x846CA68B
 _C1_64, _C2_64 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 Words = Any  # uint32 arrays, of NumPy or of JAX
+Pair = tuple[Words, Words]
 
 
-def round_constants(
-    key: tuple[Words, Words], epochs: Words, n: int, rounds: int = ROUNDS
-) -> tuple[Words, Words]:
+def round_constants(key: Pair, epochs: Words, n: int, rounds: int = ROUNDS) -> Pair:
     """The constants K and the hash salts of each round, one column per epoch: [rounds, E]."""
     xp = np if isinstance(epochs, np.ndarray) else jnp
     if n > MAX_TRACED:
@@ -62,12 +61,7 @@ def round_constants(
     return high_word(first, np.uint32(n)), salt
 
 
-def permute(
-    position: Words,
-    column: Words,
-    constants: tuple[Words, Words],
-    n: int,
-) -> Words:
+def permute(position: Words, column: Words, constants: Pair, n: int) -> Words:
     """The index at each position, in the epoch whose constants stand in its `column`.
 
     `position` and `column` are arrays of one shape; a position must be less than `n`.
@@ -75,19 +69,17 @@ def permute(
     if n == 1:
         return position.astype(np.int64 if isinstance(position, np.ndarray) else np.int32)
     if isinstance(position, np.ndarray):
-        one_round, word = (_round_64, np.uint64) if n > MAX_TRACED else (round_numpy, np.uint32)
+        word = np.uint64 if n > MAX_TRACED else np.uint32
         index = position.astype(word)
         for constant, salt in zip(*constants, strict=True):
-            index = one_round(index, constant[column], salt[column], word(n))
+            index = round_numpy(index, constant[column], salt[column], word(n))
         return index.astype(np.int64)
     return _permute_traced(position.astype(jnp.uint32), column, constants, n).astype(jnp.int32)
 
 
-def _permute_traced(
-    position: Words, column: Words, constants: tuple[Words, Words], n: int
-) -> Words:
+def _permute_traced(position: Words, column: Words, constants: Pair, n: int) -> Words:
     def rolled(position: Words, column: Words, constants: Any) -> Words:
-        def one_round(position: Words, row: tuple[Words, Words]) -> tuple[Words, None]:
+        def one_round(position: Words, row: Pair) -> tuple[Words, None]:
             constant, salt = (_of_lane(word, column) for word in row)
             return round_traced(position, constant, salt, np.uint32(n)), None
 
@@ -122,7 +114,7 @@ def _of_lane(table: Words, column: Words) -> Words:
     return lax.select(is_first, first, jnp.broadcast_to(table[1], shape))
 
 
-def inverse(constants: tuple[Words, Words]) -> tuple[Words, Words]:
+def inverse(constants: Pair) -> Pair:
     """The constants with which `permute` finds the position of an index.
 
     Each round changes places or does not: done twice, it is undone.
@@ -131,12 +123,14 @@ def inverse(constants: tuple[Words, Words]) -> tuple[Words, Words]:
 
 
 def round_numpy(x: Words, constant: Words, salt: Words, n: Words) -> Words:
-    """One round, in NumPy."""
+    """One round, in NumPy: of words of 32 bits, or of 64."""
+    word = x.dtype.type
+    first, second, half = (_C1, _C2, 16) if word is np.uint32 else (_C1_64, _C2_64, 32)
     below = constant - x
     partner = np.where(constant < x, below + n, below)
-    hashed = (np.maximum(x, partner) ^ salt) * np.uint32(_C1)
-    hashed = (hashed ^ (hashed >> np.uint32(16))) * np.uint32(_C2)
-    return np.where(hashed >= np.uint32(2**31), partner, x)
+    hashed = (np.maximum(x, partner) ^ salt) * word(first)
+    hashed = (hashed ^ (hashed >> word(half))) * word(second)
+    return np.where(hashed >= word(1 << (2 * half - 1)), partner, x)
 
 
 def round_traced(x: Words, constant: Words, salt: Words, n: Words) -> Words:
@@ -151,20 +145,10 @@ def round_traced(x: Words, constant: Words, salt: Words, n: Words) -> Words:
     return lax.select(lax.ge(hashed, np.uint32(2**31)), partner, x)
 
 
-def _round_constants_64(
-    key: tuple[Words, Words], epochs: Words, n: int, rounds: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _round_constants_64(key: Pair, epochs: Words, n: int, rounds: int) -> Pair:
     number = np.arange(2 * rounds, dtype=np.uint32) | ORDER
     epoch, number = np.broadcast_arrays(epochs[None, :].astype(np.uint32), number[:, None])
     high, low = (words.astype(np.uint64) for words in threefry(key, (epoch, number)))
     words = (high << np.uint64(32)) | low
     constant = [[int(word) * n >> 64 for word in row] for row in words[:rounds]]
     return np.array(constant, np.uint64), words[rounds:]
-
-
-def _round_64(x: Words, constant: Words, salt: Words, n: Words) -> Words:
-    below = constant - x
-    partner = np.where(constant < x, below + n, below)
-    hashed = (np.maximum(x, partner) ^ salt) * np.uint64(_C1_64)
-    hashed = (hashed ^ (hashed >> np.uint64(32))) * np.uint64(_C2_64)
-    return np.where(hashed >= np.uint64(2**63), partner, x)

@@ -13,15 +13,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.core
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from .capture import is_concrete, staging
-from .errors import PipelineError, UsageError
+from .capture import is_concrete, is_traced, staging
+from .errors import PipelineError, UsageError, first_line
+from .foreign_errors import lacks_mesh
 from .spec import format_spec
 
 if TYPE_CHECKING:
-    from .source import Source
+    from .traits import Traits
 
 
 def place(values: Any, placement: Any, lead: int = 0) -> Any:
@@ -60,16 +60,16 @@ def in_words(placement: Any) -> str:
     return f"{placement.spec} over {axes}{kind}"
 
 
-def placed(source: Source[Any], values: Any, mask: Any) -> tuple[Any, Any]:
+def placed(traits: Traits, values: Any, mask: Any) -> tuple[Any, Any]:
     """A step's values and mask where the pipeline says; for programs that hold many steps."""
-    if source.placement is None:
+    if traits.placement is None:
         return values, mask
-    check_callbacks(source)
-    return place((values, mask), source.placement)
+    check_callbacks(traits)
+    return place((values, mask), traits.placement)
 
 
 def _place(x: Any, placement: Any, lead: int) -> Any:
-    if isinstance(x, jax.core.Tracer):
+    if is_traced(x):
         return _constrained(x, placement, lead)
     here = x.devices() if isinstance(x, jax.Array) else None
     if isinstance(placement, jax.Device) and here == {placement}:
@@ -145,23 +145,21 @@ def _names(spec: Any) -> list[str]:
     return [name for part in parts for name in part if isinstance(name, str)]
 
 
-def check_callbacks(source: Source[Any]) -> None:
+def check_callbacks(traits: Traits) -> None:
     """Ordered callbacks run on one device only."""
-    if source.callbacks and isinstance(source.placement, Sharding) and _count(source.placement) > 1:
+    placement = traits.placement
+    devices = placement.device_set if isinstance(placement, Sharding) else ()
+    if traits.callbacks and len(devices) > 1:
         raise UsageError(
             f"a HostCallbackTransform runs in order, which JAX does on one device only, and "
-            f"DevicePutTransform spreads this program over {_count(source.placement)}; take "
-            f"batches from `iterate` or `next_batch` outside of `jit`, or leave one of them out."
+            f"DevicePutTransform spreads this program over {len(devices)}; take batches from "
+            f"`iterate` or `next_batch` outside of `jit`, or leave one of them out."
         )
-
-
-def _count(sharding: Any) -> int:
-    return len(sharding.device_set)
 
 
 def refuse_unmapped(error: ValueError) -> None:
     """Says in words what JAX cannot do with functions that have rules of their own."""
-    if "is not found in mesh" in str(error):
+    if lacks_mesh(error):
         raise UsageError(
             "JAX cannot map these states over a mesh with explicit axes: a stage has a loop, or a "
             "function with its own gradient (`jax.nn.relu`), that was traced without the mesh. "
@@ -177,7 +175,14 @@ def check_given(placement: Any, **given: Any) -> None:
     for name, tree in given.items():
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
             if is_concrete(leaf) and leaf.committed and leaf.sharding.device_set != there:
-                _refuse(f"`{name}{jax.tree_util.keystr(path)}`", leaf, placement, name, there)
+                named = isinstance(placement, NamedSharding)
+                wanted = "NamedSharding(mesh, PartitionSpec())" if named else "device"
+                raise UsageError(
+                    f"one program runs on one set of devices: DevicePutTransform puts batches on "
+                    f"{_devices(there)}, but `{name}{jax.tree_util.keystr(path)}` was put on "
+                    f"{_devices(leaf.sharding.device_set)}; write "
+                    f"`{name} = jax.device_put({name}, {wanted})` before."
+                )
 
 
 def joining(state: Any, placement: Any) -> Any:
@@ -190,23 +195,10 @@ def joining(state: Any, placement: Any) -> Any:
     everywhere = NamedSharding(placement.mesh, PartitionSpec())
 
     def put(leaf: Any) -> Any:
-        if not is_concrete(leaf):
-            return leaf
-        whole = leaf.is_fully_replicated
-        return jax.device_put(leaf, everywhere) if whole or not leaf.committed else leaf
+        moves = is_concrete(leaf) and (leaf.is_fully_replicated or not leaf.committed)
+        return jax.device_put(leaf, everywhere) if moves else leaf
 
     return jax.tree.map(put, state)
-
-
-def _refuse(what: str, leaf: Any, placement: Any, name: str, there: Any) -> None:
-    wanted = "device"
-    if isinstance(placement, NamedSharding):
-        wanted = "NamedSharding(mesh, PartitionSpec())"
-    raise UsageError(
-        f"one program runs on one set of devices: DevicePutTransform puts batches on "
-        f"{_devices(there)}, but {what} was put on {_devices(leaf.sharding.device_set)}; write "
-        f"`{name} = jax.device_put({name}, {wanted})` before."
-    )
 
 
 def _devices(devices: Any) -> str:
@@ -218,7 +210,7 @@ def _devices(devices: Any) -> str:
 # When a pipeline is built
 
 
-def check_fits(sharding: Any, spec: Any, lanes: tuple[int, ...], label: str) -> None:
+def check_layout(sharding: Any, spec: Any, lanes: tuple[int, ...], label: str) -> None:
     """Refuses batches, or masks of these lanes, that a sharding cannot lay out."""
     leaves = [(leaf, "") for leaf in jax.tree.leaves(spec)]
     mask = jax.ShapeDtypeStruct(lanes, bool)
@@ -226,10 +218,10 @@ def check_fits(sharding: Any, spec: Any, lanes: tuple[int, ...], label: str) -> 
         try:
             fitted(sharding, len(leaf.shape)).shard_shape(leaf.shape)
         except (ValueError, IndexError) as error:
-            reason = str(error).strip().partition("\n")[0]
             raise PipelineError(
-                f"{label}: {name}{format_spec(leaf)} cannot be laid out so: {reason}; choose a "
-                f"batch size that the devices divide, and put this stage after the BatchTransform."
+                f"{label}: {name}{format_spec(leaf)} cannot be laid out so: {first_line(error)}; "
+                f"choose a batch size that the devices divide, and put this stage after the "
+                f"BatchTransform."
             ) from error
     spread = isinstance(sharding, NamedSharding) and _names(sharding.spec)
     if spread and not any(leaf.shape for leaf, _ in leaves):

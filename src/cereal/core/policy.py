@@ -62,7 +62,7 @@ def find_slot(state: Any) -> PolicySlot:
     if not slots:
         raise UsageError(
             f"this state carries no policy: {type(state).__name__} is not of a pipeline that "
-            f"begins with a source of rollouts, such as GymnaxSource."
+            f"begins with a source of rollouts; build the loader over one, such as GymnaxSource."
         )
     if len(slots) > 1:
         raise UsageError(
@@ -96,41 +96,33 @@ def set_policy_state(state: Any, policy_state: Any) -> Any:
 
 
 def _as_spec(policy_state: Any, spec: Spec) -> Any:
-    leaves, structure = jax.tree.flatten(policy_state)
-    if structure != spec.structure:
+    if jax.tree.structure(policy_state) != spec.structure:
         raise StateError(
             f"the policy state is built otherwise than the template: it is "
             f"{_describe(policy_state)}, the template is {spec}. To change a part of it, write "
             f"`{{**loader.get_policy_state(state), 'params': params}}`."
         )
-    paths = jax.tree_util.tree_flatten_with_path(spec.tree)[0]
-    named = zip(paths, leaves, strict=True)
-    made = [_as_leaf(leaf, wanted, path) for (path, wanted), leaf in named]
-    return jax.tree.unflatten(structure, made)
+    return jax.tree_util.tree_map_with_path(_as_leaf, policy_state, spec.tree)
 
 
-def _as_leaf(leaf: Any, wanted: Any, path: Any) -> Any:
+def _as_leaf(path: Any, leaf: Any, wanted: Any) -> Any:
     if isinstance(leaf, bool | int | float) and isinstance(wanted.dtype, np.dtype):
         fits = np.can_cast(type(leaf), wanted.dtype, "same_kind")
         leaf = np.asarray(leaf, wanted.dtype) if fits else leaf
+    name = f"`policy_state{jax.tree_util.keystr(path)}`"
     if not is_array_like(leaf):
-        raise StateError(
-            f"`policy_state{jax.tree_util.keystr(path)}` must be an array, got "
-            f"{type(leaf).__name__} ({leaf!r:.60})."
-        )
+        raise StateError(f"{name} must be an array, got {type(leaf).__name__} ({leaf!r:.60}).")
     if isinstance(leaf, np.ndarray | np.generic):
-        check_fits(leaf, f"`policy_state{jax.tree_util.keystr(path)}`")
+        check_fits(leaf, name)
     array = jnp.array(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
     if array.shape != wanted.shape or array.dtype != wanted.dtype:
-        name = "policy_state" + jax.tree_util.keystr(path)
-        more = ""
-        if array.shape[1:] == wanted.shape:
-            more = (
-                " For one policy per state, of states made by `jax.vmap`, write "
-                "`jax.vmap(loader.set_policy_state)(states, policy_states)`."
-            )
+        more = (
+            " For one policy per state, of states made by `jax.vmap`, write "
+            "`jax.vmap(loader.set_policy_state)(states, policy_states)`."
+        )
+        more = more if array.shape[1:] == wanted.shape else ""
         raise StateError(
-            f"`{name}` is {format_spec(array)}, but {format_spec(wanted)} in the "
+            f"{name} is {format_spec(array)}, but {format_spec(wanted)} in the "
             f"`policy_state_template`; pass what the template promises, or build the source with "
             f"another template.{more}"
         )

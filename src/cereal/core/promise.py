@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from .errors import CerealError, PipelineError
+from .errors import CerealError, PipelineError, in_one_line
 from .rows import KEY_TYPE
 from .source import Source
 from .spec import Spec, format_spec, strong
@@ -18,22 +18,20 @@ if TYPE_CHECKING:
     from .stage import Stage
 
 
-def infer_spec(
-    stage: Stage[Any, Any], source: Source[Any], lanes: tuple[int, ...]
-) -> tuple[Stage[Any, Any], Spec]:
+def infer_spec(stage: Stage[Any, Any], source: Source[Any]) -> tuple[Stage[Any, Any], Spec]:
     """The stage as it is traced, and what it makes of the source's elements."""
     check_arrays(
         source.element_spec(),
-        f"{stage.label} is compiled",
+        f"{stage._label} is compiled",
         "turn it into arrays or numbers in a HostMapTransform before",
     )
-    keys = None
-    if stage.random:
+    keys, lanes = None, source.traits.lanes
+    if stage.traits.random:
         keys = jax.eval_shape(
             lambda: jax.random.split(jax.random.key(0, impl=KEY_TYPE), lanes or (1,))
         )
         keys = keys if lanes else jax.eval_shape(lambda k: k[0], keys)
-    mask = jax.ShapeDtypeStruct(source.mask_shape, jnp.bool_)
+    mask = jax.ShapeDtypeStruct(source.traits.mask_shape, jnp.bool_)
     spec = source.element_spec()
     try:
         stage = traced_stage(stage, (spec, mask, keys), lanes)
@@ -41,9 +39,8 @@ def infer_spec(
     except CerealError:
         raise
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
         raise PipelineError(
-            f"{stage.label} failed on {format_spec(spec)}: {type(error).__name__}: {first}"
+            f"{stage._label} failed on {format_spec(spec)}: {in_one_line(error)}"
         ) from error
     return stage, Spec(out)
 
@@ -57,7 +54,7 @@ def as_built(stage: Stage[Any, Any], values: Any, spec: Spec, drop: int) -> Any:
     now = Spec(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[drop:], x.dtype), values))
     if now != spec:
         raise PipelineError(
-            f"{stage.label} now returns {now}, but returned {spec} when the pipeline was built; "
+            f"{stage._label} now returns {now}, but returned {spec} when the pipeline was built; "
             f"its result must depend on nothing but its arguments."
         )
     return values

@@ -22,6 +22,8 @@ import jax
 from .unseen import raise_unseen
 
 C = TypeVar("C")
+# What is found out once from the fields of a node.
+_FOUND_OUT = {"_flat", "traits", "_order", "_plan", "_fingerprint", "_spec"}
 made_classes: list[type] = []
 """All that `pytree_dataclass` made."""
 
@@ -77,6 +79,8 @@ def pytree_dataclass(cls: type[C]) -> type[C]:
             fields["_code"] = structure[-1]
         return node
 
+    if hasattr(made, "_check_fields"):
+        made._check_fields(names)  # type: ignore[attr-defined]
     made_classes.append(made)
     made._numbered = with_code  # type: ignore[attr-defined]
     return _register(made, flatten, flatten_with_keys, unflatten)
@@ -169,6 +173,8 @@ def set_copy(node: Any, **changed: Any) -> Any:
 
 def set_fields(node: Any, **fields: Any) -> None:
     """Sets the fields of a frozen node, in its own constructor."""
+    for name in _FOUND_OUT - node.__dataclass_fields__.keys():
+        node.__dict__.pop(name, None)
     node.__dict__.update(fields)
 
 

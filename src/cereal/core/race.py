@@ -32,14 +32,11 @@ LEAST_WEIGHT = 1e-36
 
 def finish_order(key: Any, epochs: Any, slowness: Any) -> Any:
     """The indices of all elements in the order of their drawing, [epochs, n]."""
-    host = isinstance(epochs, np.ndarray)
-    xp = np if host else jnp
+    xp = np if isinstance(epochs, np.ndarray) else jnp
     index = xp.arange(slowness.shape[0], dtype=np.uint32)
     epoch, index = xp.broadcast_arrays(epochs[:, None], index[None, :])
     time = _exponential(xp, *threefry(key, (epoch, index))) * xp.asarray(slowness)[None, :]
-    if host:
-        return np.argsort(time, axis=1, kind="stable")
-    return jnp.argsort(time, axis=1, stable=True)
+    return xp.argsort(time, axis=1, stable=True)
 
 
 def slowness_of(weights: np.ndarray) -> np.ndarray:
@@ -66,7 +63,10 @@ def _exponential(xp: Any, first: Any, second: Any) -> Any:
 
 def _minus_log(xp: Any, words: Any) -> Any:
     """-log(word / 2^32) in units of 2^-26."""
-    zeros = _leading_zeros(xp, words)
+    if xp is jnp:
+        zeros = lax.clz(words)
+    else:
+        zeros = (32 - np.frexp(words.astype(np.float64))[1]).astype(np.uint32)
     mantissa = (words << zeros) & np.uint32(0x7FFF_FFFF)
     cell = (mantissa >> np.uint32(31 - _BITS)).astype(np.int32)
     within = (mantissa >> np.uint32(31 - 2 * _BITS)) & np.uint32((1 << _BITS) - 1)
@@ -74,9 +74,3 @@ def _minus_log(xp: Any, words: Any) -> Any:
     low, high = gathered(table, cell), gathered(table, cell + 1)
     log = low + ((high - low) * within >> np.uint32(_BITS))
     return zeros * _LN2 + (_LN2 - log)
-
-
-def _leading_zeros(xp: Any, words: Any) -> Any:
-    if xp is jnp:
-        return lax.clz(words)
-    return (32 - np.frexp(words.astype(np.float64))[1]).astype(np.uint32)

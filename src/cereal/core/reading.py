@@ -1,7 +1,7 @@
 """What a thread is reading at this moment: where it is, and what to do about errors.
 
 The stages of a pipeline do not know who runs them: a worker of a loader, a callback of a compiled
-program, or the caller. They ask `reading()`, which belongs to the thread.
+program, or the caller. They ask `read_context()`, of which every thread has its own.
 
     at_element   runs a function over one element; notes where it is, handles what it raises
     for_each     runs over the lanes of a batch
@@ -22,6 +22,7 @@ import numpy as np
 
 from .buffers import NO_BUFFERS, Buffers
 from .errors import UsageError
+from .foreign_errors import is_read_only, ran_inside_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,15 +61,15 @@ def raise_it(error: Exception) -> Any:
     raise error
 
 
-class Reading:
-    """The reading of one thread. A loader's workers have one with its options."""
+class ReadContext:
+    """Where one thread is while it reads, and how it reads: by the options of its loader."""
 
     def __init__(
         self, on_error: OnError = raise_it, buffers: Buffers = NO_BUFFERS, *, masked: bool = False
     ) -> None:
         self.on_error, self.buffers, self.empty = on_error, buffers, buffers.empty
         self.masked = masked or on_error is not raise_it  # whether to give a mask in any case
-        self.doomed: dict[Any, Exception] = {}  # elements known to hang
+        self.known_to_hang: dict[Any, Exception] = {}  # elements known to hang
         self.decided: dict[Any, Any] | None = None  # what was said about errors, to be said again
         self.since = 0.0  # when the element was begun
         self.stage = ""
@@ -98,7 +99,7 @@ class Reading:
         return [run(part) for part in parts]
 
     @property
-    def hands(self) -> int:
+    def helpers(self) -> int:
         """How many threads could work on one batch."""
         return 1
 
@@ -106,10 +107,9 @@ class Reading:
         """Notes where the thread is; a stage may read the one below in its turn."""
         return _At(self, stage, rows)
 
-    def check_doomed(self) -> None:
-        """Raises the error of an element that is known to hang."""
+    def check_known_to_hang(self) -> None:
         place = self.place()
-        error = place and self.doomed.get((place.stage, place.index, place.epoch))
+        error = place and self.known_to_hang.get((place.stage, place.index, place.epoch))
         if error:
             raise error
 
@@ -140,7 +140,7 @@ class Reading:
             stopped.__cause__ = error
             error = stopped
         place = self.place()
-        if _ran_jax(error):  # no fault of the element's, so `on_error` is not asked
+        if ran_inside_program(error):  # no fault of the element's, so `on_error` is not asked
             error = UsageError(f"{self.stage} {_RAN_JAX}")
             annotate(error, place)
             raise error from None
@@ -159,7 +159,7 @@ class _At:
     # As a generator it would take three times as long.
     __slots__ = ("_before", "_here", "_rows", "_stage")
 
-    def __init__(self, here: Reading, stage: str, rows: Any) -> None:
+    def __init__(self, here: ReadContext, stage: str, rows: Any) -> None:
         self._here, self._stage, self._rows = here, stage, rows
 
     def __enter__(self) -> None:
@@ -169,12 +169,11 @@ class _At:
         here.since = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        here = self._here
-        here.stage, here.rows, here.lane = self._before
+        self._here.stage, self._here.rows, self._here.lane = self._before
 
 
 def annotate(error: BaseException, place: Failed | None) -> None:
-    """Writes the element into the error, once."""
+    """Writes into an error which element it is of, once."""
     known = getattr(error, "element", None)
     if place is None or (known is not None and (known == place or known.stage != place.stage)):
         return
@@ -193,11 +192,6 @@ READ_ONLY = (
 )
 
 
-def is_read_only(error: BaseException) -> bool:
-    """Whether this comes of writing into an element."""
-    return isinstance(error, ValueError) and "read-only" in str(error)
-
-
 _RAN_JAX = (
     "runs JAX inside of a compiled program, which waits for the batch: what it runs would wait for "
     "the program in turn, for ever. In this function use NumPy (`np.` in place of `jnp.`, "
@@ -206,49 +200,44 @@ _RAN_JAX = (
 )
 
 
-def _ran_jax(error: BaseException) -> bool:
-    """Whether JAX refused to run something, since a program waits (`jax.no_execution`)."""
-    return isinstance(error, RuntimeError) and "no_execution" in str(error)
-
-
 class _Current(threading.local):
     def __init__(self) -> None:
-        self.reading = Reading()
+        self.context = ReadContext()
 
 
 _current = _Current()
 
 
-def reading() -> Reading:
-    """The reading of this thread."""
-    return _current.reading
+def read_context() -> ReadContext:
+    """The context in which this thread reads."""
+    return _current.context
 
 
-class reading_as:  # noqa: N801
-    """Within it, this thread reads so."""
+class use_read_context:  # noqa: N801
+    """Within it, this thread reads in the given context."""
 
-    __slots__ = ("_before", "_one")
+    __slots__ = ("_before", "_context")
 
-    def __init__(self, one: Reading) -> None:
-        self._one = one
+    def __init__(self, context: ReadContext) -> None:
+        self._context = context
 
-    def __enter__(self) -> Reading:
-        self._before, _current.reading = _current.reading, self._one
-        return self._one
+    def __enter__(self) -> ReadContext:
+        self._before, _current.context = _current.context, self._context
+        return self._context
 
     def __exit__(self, *_: object) -> None:
-        _current.reading = self._before
+        _current.context = self._before
 
 
 def at_element(stage: str, rows: Any, lane: int, run: Callable[[], Any]) -> Any:
     """What `run()` returns for an element of a stage; what stands in for it if it raises."""
-    here = reading()
+    here = read_context()
     before = here.stage, here.rows, here.lane
     here.stage, here.rows, here.lane = stage, rows, lane
     here.since = time.monotonic()
     try:
-        if here.doomed:
-            here.check_doomed()
+        if here.known_to_hang:
+            here.check_known_to_hang()
         return run()
     except Exception as error:
         return here.failed(error)
@@ -258,10 +247,10 @@ def at_element(stage: str, rows: Any, lane: int, run: Callable[[], Any]) -> Any:
 
 def for_each(rows: Any, run: Callable[[int], Any], n: int) -> list[Any]:
     """`[run(lane) for lane in range(n)]`, with the help of other threads."""
-    size = max(1, -(-n // max(1, 2 * reading().hands)))
+    size = max(1, -(-n // max(1, 2 * read_context().helpers)))
 
     def some(lanes: range) -> list[Any]:
-        here, found = reading(), []
+        here, found = read_context(), []
         before, here.top = here.top, rows
         try:
             for lane in lanes:
@@ -272,4 +261,4 @@ def for_each(rows: Any, run: Callable[[int], Any], n: int) -> list[Any]:
         return found
 
     parts = [range(begin, min(begin + size, n)) for begin in range(0, n, size)]
-    return [value for found in reading().spread(parts, some) for value in found]
+    return [value for found in read_context().spread(parts, some) for value in found]

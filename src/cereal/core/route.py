@@ -22,10 +22,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
-from .gathered import gathered
+from .identity import Identity
 from .pytree import pytree_dataclass, static_field
 from .rows import Rows
 
@@ -35,12 +34,13 @@ Move = Callable[[int], int]
 class Span(NamedTuple):
     """Places first to last - 1 of a list of elements, whose rows lie in low to high - 1.
 
-    `space` names the list; equal names mean equal lists. Of a run of rows, every `step`-th.
+    `space` tells the list from others: equal ones are equal lists. Of a run of rows, every
+    `step`-th.
     """
 
     low: int
     high: int
-    space: str
+    space: Identity
     first: int
     last: int
     step: int = 1
@@ -57,6 +57,14 @@ class Span(NamedTuple):
 
 
 Spans = tuple[Span, ...] | None
+
+
+class RouteTraits(NamedTuple):
+    """What a route is."""
+
+    masks: bool = False  # some rows are padding
+    random: bool = False  # the rows depend on the key
+    fixed: bool = True  # an index stands for the same element in every epoch
 
 
 class Route(ABC):
@@ -79,28 +87,18 @@ class Route(ABC):
 
     @property
     @abstractmethod
-    def name(self) -> str:
-        """What a state must agree with."""
+    def identity(self) -> Identity:
+        """What a state must agree with; () if there is nothing to agree about."""
 
     @property
     @abstractmethod
-    def described(self) -> str:
-        """All of it in words: equal words mean equal elements, in the same order."""
+    def contents(self) -> Identity:
+        """All of it: equal ones have equal elements, in the same order."""
 
     @property
-    def masks(self) -> bool:
-        """Whether some rows are padding."""
-        return False
-
-    @property
-    def random(self) -> bool:
-        """Whether the rows depend on the key."""
-        return False
-
-    @property
-    def fixed(self) -> bool:
-        """Whether an index stands for the same element in every epoch."""
-        return True
+    def traits(self) -> RouteTraits:
+        """What a source that has this route is by it."""
+        return RouteTraits()
 
     @property
     @abstractmethod
@@ -136,22 +134,22 @@ class Run(Route):
         return Run(self.start + start * self.step, n, self.step * step)
 
     @property
-    def name(self) -> str:
-        return "" if self.step == 1 else f"every {self.step}"
+    def identity(self) -> Identity:
+        return () if self.step == 1 else ("every {}", self.step)
 
     @property
     def spans(self) -> Spans:
         last = self.start + (self.n - 1) * self.step
         low, high = min(self.start, last), max(self.start, last) + 1
-        return (Span(low, high, "", low, high, abs(self.step)),)
+        return (Span(low, high, (), low, high, abs(self.step)),)
 
     @property
     def reach(self) -> tuple[Span, ...]:
         return self.spans or ()
 
     @property
-    def described(self) -> str:
-        return f"run({self.start}, {self.n}, {self.step})"
+    def contents(self) -> Identity:
+        return ("run", self.start, self.n, self.step)
 
 
 def disjoint(spans: Sequence[Spans]) -> Spans:
@@ -186,12 +184,3 @@ def apart(reaches: Sequence[tuple[Span, ...]]) -> bool:
 def word(index: Any, value: int) -> Any:
     """A number of the same type as an index."""
     return np.int64(value) if isinstance(index, np.ndarray) else np.int32(value)
-
-
-def look_up(table: Any, index: Any) -> Any:
-    """table[index]; its columns, where the table has two axes."""
-    if isinstance(index, np.ndarray):
-        found = np.asarray(table)[index.astype(np.int64)].astype(np.int64)
-    else:
-        found = gathered(jnp.asarray(table), index.astype(jnp.int32))
-    return found if table.ndim == 1 else tuple(found[..., k] for k in range(table.shape[-1]))

@@ -132,8 +132,8 @@ def routed_at(source: Any, indices: np.ndarray, key: Any = None, epoch: int = 0)
     Arithmetic on the host has 64 bits, and with 64-bit types on a stage would see them.
     """
     rows = host_rows_at(indices, key, epoch)
-    routed = source.route(rows).replaced(key=rows.key)
-    return routed if source.length > MAX_TRACED else routed.map(narrow)
+    routed = source._route(rows).replaced(key=rows.key)
+    return routed if source.traits.length > MAX_TRACED else routed.map(narrow)
 
 
 def narrow(x: Any) -> Any:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from .capture import is_traced
 from .errors import PipelineError
+from .identity import Identity
 from .lane_permutation import permute_lanes
-from .mixing import MOST_SLOTS_IN_EPOCH, Mixing, Stage, make_mixing
-from .numbers import as_whole
+from .mixing import MOST_SLOTS_IN_EPOCH, Mixing, Phase, make_mixing
+from .numbers import as_count
 from .ordering import Order, Visit, digest_of
 from .pytree import pytree_dataclass, set_fields, static_field
 from .race import finish_order, slowness_of
-from .route import look_up
-from .search import count_up_to
+from .search import count_up_to, look_up
 from .threefry import DRAW, MIX, key_for, threefry
 from .transfer import sent
-from .wide import high_word
+from .wide import high_word, plus
 
 MOST_DRAWS = MOST_SLOTS_IN_EPOCH - 1
 
@@ -43,19 +43,16 @@ class Bootstrap(Order):
     samples = True
 
     @property
-    def name(self) -> str:
-        return "Bootstrap"
+    def identity(self) -> Identity:
+        return ("Bootstrap",)
 
-    def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
+    def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
         # The high word of n times a random number of 64 bits.
         first, second = _draws(key, epochs, column, position)
         size = np.uint32(n)
         low = first * size
-        carried = (low + high_word(second, size) < low).astype(np.uint32)
-        return high_word(first, size) + carried
-
-    def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
-        return Visit(self.index(key, epochs, column, position, n), draw=_as_draw(position))
+        index = plus(high_word(first, size), low, high_word(second, size))[0]
+        return Visit(index, draw=position.astype(np.uint32))
 
 
 @pytree_dataclass
@@ -107,28 +104,24 @@ class WeightedSampling(Order):
         )
 
     def over(self, n: int, owner: str) -> Order:
-        _check_size("weights", self.size, n, owner)
-        return self
+        return _sized(self, "weights", n, owner)
 
     def length(self, n: int) -> int:
         del n
         return self.draws
 
     @property
-    def name(self) -> str:
+    def identity(self) -> Identity:
         how = "" if self.replacement else ", no replacement"
-        return f"WeightedSampling({self.size}{how}, {self.digest})"
-
-    def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
-        del n
-        if self.replacement:
-            return count_up_to(self.table, _draws(key, epochs, column, position)[0])
-        order = finish_order(key_for(key, 1, DRAW), epochs, self.table)
-        return order[column.astype(np.int32), position.astype(np.int32)]
+        return ("WeightedSampling({}{}, {})", self.size, how, self.digest)
 
     def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
-        index = self.index(key, epochs, column, position, n)
-        return Visit(index, draw=_as_draw(position) if self.replacement else None)
+        del n
+        if self.replacement:
+            index = count_up_to(self.table, _draws(key, epochs, column, position)[0])
+            return Visit(index, draw=position.astype(np.uint32))
+        order = finish_order(key_for(key, 1, DRAW), epochs, self.table)
+        return Visit(order[column.astype(np.int32), position.astype(np.int32)])
 
 
 @pytree_dataclass
@@ -163,32 +156,28 @@ class ClassBalanced(Order):
         classes, counts = np.unique(values, return_counts=True)
         draws = _draw_count(len(values) if length is None else length, None, owner)
         turns = -(-draws // len(classes)) * len(classes)
-        stage = Stage(0, (1,) * len(classes))
+        phase = Phase(0, (1,) * len(classes))
         members = np.argsort(values, kind="stable").astype(np.int32)
         starts = np.cumsum([0, *counts])[:-1].astype(np.int32)
         set_fields(
             self,
             members=jnp.asarray(sent(members)),
             starts=jnp.asarray(sent(starts)),
-            mixing=make_mixing(counts.tolist(), [stage], [True] * len(classes), turns, owner),
+            mixing=make_mixing(counts.tolist(), [phase], [True] * len(classes), turns, owner),
             size=len(values),
             digest=digest_of(values.astype(np.int64)),
         )
 
     def over(self, n: int, owner: str) -> Order:
-        _check_size("labels", self.size, n, owner)
-        return self
+        return _sized(self, "labels", n, owner)
 
     def length(self, n: int) -> int:
         del n
         return self.mixing.length
 
     @property
-    def name(self) -> str:
-        return f"ClassBalanced({self.mixing.count} classes, {self.digest})"
-
-    def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
-        return self.visit(key, epochs, column, position, n).index
+    def identity(self) -> Identity:
+        return ("ClassBalanced({} classes, {})", self.mixing.count, self.digest)
 
     def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
         del n
@@ -209,24 +198,26 @@ def _draws(key: Any, epochs: Any, column: Any, position: Any) -> Any:
     return threefry(key_for(key, 0, DRAW), (epoch, position.astype(np.uint32)))
 
 
-def _as_draw(position: Any) -> Any:
-    return position.astype(np.uint32)
+def _as_numpy(given: Any, name: str, kind: str, owner: str) -> np.ndarray:
+    if is_traced(given):
+        raise PipelineError(f"{owner}: `{name}` are traced; build the order outside of `jit`.")
+    try:
+        values = np.asarray(given)
+        if kind == "numbers" and values.dtype.kind not in "iufb" and values.dtype != jnp.bfloat16:
+            raise TypeError(values.dtype)
+    except (TypeError, ValueError) as error:
+        raise PipelineError(
+            f"{owner}: `{name}` must be {kind}, got {given!r:.60}; give one per element."
+        ) from error
+    return values
 
 
 def _weights(weights: Any, owner: str) -> np.ndarray:
-    if isinstance(weights, jax.core.Tracer):
-        raise PipelineError(f"{owner}: `weights` are traced; build the order outside of `jit`.")
-    try:
-        values = np.asarray(weights)
-        if values.dtype.kind not in "iufb" and values.dtype != jnp.bfloat16:
-            raise TypeError(values.dtype)
-        values = values.astype(np.float64) + 0.0  # -0.0 is 0
-    except (TypeError, ValueError) as error:
-        raise PipelineError(f"{owner}: `weights` must be numbers, got {weights!r:.60}.") from error
+    values = _as_numpy(weights, "weights", "numbers", owner).astype(np.float64) + 0.0  # -0.0 is 0
     if values.ndim != 1 or not len(values):
         raise PipelineError(
             f"{owner}: `weights` must have one axis, one weight per element, got shape "
-            f"{values.shape}."
+            f"{values.shape}; write them as one list."
         )
     wrong = np.flatnonzero(~np.isfinite(values) | (values < 0))
     if len(wrong):
@@ -240,12 +231,7 @@ def _weights(weights: Any, owner: str) -> np.ndarray:
 
 
 def _labels(labels: Any, owner: str) -> np.ndarray:
-    if isinstance(labels, jax.core.Tracer):
-        raise PipelineError(f"{owner}: `labels` are traced; build the order outside of `jit`.")
-    try:
-        values = np.asarray(labels)
-    except ValueError as error:
-        raise PipelineError(f"{owner}: `labels` must be integers, got {labels!r:.60}.") from error
+    values = _as_numpy(labels, "labels", "integers", owner)
     if values.ndim != 1 or not len(values) or not np.issubdtype(values.dtype, np.integer):
         raise PipelineError(
             f"{owner}: `labels` must be one axis of integers, one per element, got "
@@ -266,22 +252,19 @@ def _how_to_integers(values: np.ndarray) -> str:
 
 
 def _draw_count(length: Any, most: int | None, owner: str) -> int:
-    number = as_whole(length)
-    if number is None or not 1 <= number <= (MOST_DRAWS if most is None else most):
-        why = "" if most is None else ", as many as can be drawn without replacement"
-        upto = MOST_DRAWS if most is None else most
-        raise PipelineError(
-            f"{owner}: `length` must be an integer from 1 to {upto}{why}, got {length!r}."
-        )
-    return number
+    if most is None:
+        return as_count(length, "length", owner, most=MOST_DRAWS)
+    hint = "no more can be drawn without replacement"
+    return as_count(length, "length", owner, most=most, hint=hint)
 
 
-def _check_size(name: str, size: int, n: int, owner: str) -> None:
-    if size != n:
+def _sized(order: WeightedSampling | ClassBalanced, name: str, n: int, owner: str) -> Order:
+    if order.size != n:
         raise PipelineError(
-            f"{owner}: its `ordering` has {size} {name}, but there are {n} elements; give one for "
-            f"each."
+            f"{owner}: its `ordering` has {order.size} {name}, but there are {n} elements; give "
+            f"one for each."
         )
+    return order
 
 
 def _shares(values: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Binary search in a sorted table, in NumPy or JAX."""
+"""Tables of whole numbers, in NumPy or JAX: looked up by index, and searched."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from .gathered import gathered
 
 _FEW = 64
 
@@ -28,3 +30,12 @@ def count_up_to(table: Any, values: Any) -> Any:
         cpu=partial(find, method="scan"),
         default=partial(find, method="scan_unrolled"),
     )
+
+
+def look_up(table: Any, index: Any) -> Any:
+    """table[index]; its columns, where the table has two axes."""
+    if isinstance(index, np.ndarray):
+        found = np.asarray(table)[index.astype(np.int64)].astype(np.int64)
+    else:
+        found = gathered(jnp.asarray(table), index.astype(jnp.int32))
+    return found if table.ndim == 1 else tuple(found[..., k] for k in range(table.shape[-1]))

@@ -1,8 +1,7 @@
-"""JAX's settings belong to a thread, and Python's context variables too; a worker takes over those
-of who asked for its work.
+"""What belongs to a thread, and is taken over by a worker from the thread that asks for its work.
 
-All settings of JAX that a `with` can change, those of meshes (`jax.set_mesh`) among them; and all
-context variables, such as NumPy's `errstate`.
+These are all settings of JAX that a `with` can change, those of meshes (`jax.set_mesh`) among them,
+and all context variables of Python, such as NumPy's `errstate`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import sys
 import threading
 from contextvars import Context
 from typing import Any
@@ -18,11 +16,10 @@ from typing import Any
 import jax
 
 from .fresh_thread import in_fresh_thread
+from .jax_internals import set_holder, thread_holders, thread_options, trace_context
 
 _NOTHING = contextlib.nullcontext()
 _MISSING = object()
-# It says which thread may run JAX, and is not for others.
-_NOT_COPIED = ("jax_thread_guard",)
 
 
 class Settings:
@@ -71,8 +68,8 @@ class Settings:
         for holder, value in wanted.items():
             before = holder.get_local()
             if before is not value:
-                within.callback(_set, holder, before)
-                _set(holder, value)
+                within.callback(set_holder, holder, before, _unset())
+                set_holder(holder, value, _unset())
 
     def _enter_variables(self, within: contextlib.ExitStack) -> None:
         for variable, value in () if self._variables is None else self._variables.items():
@@ -88,43 +85,19 @@ def current_settings() -> Settings:
 def settings_of_program() -> Settings:
     """Those of a function that is being traced, for its callbacks: JAX's, without variables (a
     program is kept for long, and would keep what these hold) and meshes (which are in flux)."""
-    options = set(map(id, _options()))
+    options = set(map(id, thread_options()))
     return Settings(tuple(each for each in _local_values() if id(each[0]) in options), None)
-
-
-# The bet: JAX keeps what is local to a thread in objects with `get_local` and `set_local`, those of
-# its options in `jax.config`, those of meshes in the module of their class (JAX 0.10) or in that of
-# meshes (0.11); and tells in `trace_context` there about those that change what is traced.
-
-
-@functools.cache
-def _options() -> tuple[Any, ...]:
-    options = getattr(jax.config, "_value_holders", {}).values()
-    states = [each for each in options if hasattr(each, "get_local")]
-    return tuple(each for each in states if each.name not in _NOT_COPIED)
-
-
-@functools.cache
-def _holders() -> tuple[Any, ...]:
-    options = _options()
-    if not options:
-        return ()
-    kind = next(base for base in type(options[0]).__mro__[1:] if hasattr(base, "get_local"))
-    rooms = [sys.modules.get(name) for name in (type(options[0]).__module__, "jax._src.mesh")]
-    beside = [each for room in rooms if room is not None for each in vars(room).values()]
-    found = {id(each): each for each in beside if type(each) is kind}
-    return (*options, *found.values())
 
 
 @functools.cache
 def _getters() -> tuple[Any, ...]:
-    return tuple((holder, holder.get_local) for holder in _holders())
+    return tuple((holder, holder.get_local) for holder in thread_holders())
 
 
 @functools.cache
 def _unset() -> Any:
     """What a holder says that has no value of this thread."""
-    return in_fresh_thread(lambda: _holders()[0].get_local()) if _holders() else None
+    return in_fresh_thread(lambda: thread_holders()[0].get_local()) if thread_holders() else None
 
 
 def _local_values() -> tuple[Any, ...]:
@@ -133,21 +106,7 @@ def _local_values() -> tuple[Any, ...]:
     return tuple([(h, value) for h, get in _getters() if (value := get()) is not unset])
 
 
-@functools.cache
-def _trace_context() -> Any:
-    options = _options()
-    module = sys.modules[type(options[0]).__module__] if options else None
-    return getattr(module, "trace_context", _local_values)
-
-
 def _glance() -> Any:
-    """Most of what is set, quickly."""
+    """The settings that matter most, read quickly."""
     config: Any = jax.config
-    return _trace_context()(), config.jax_default_prng_impl
-
-
-def _set(holder: Any, value: Any) -> None:
-    holder.set_local(value)
-    tell = getattr(holder, "_update_thread_local_hook", None)  # some are kept in C++ too
-    if tell is not None:
-        tell(None if value is _unset() else value)
+    return (trace_context() or _local_values)(), config.jax_default_prng_impl

@@ -9,17 +9,23 @@ The other two are in `positional`.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any, Generic, Self, TypeVar
 
 import jax
 
 from .elsewhere import refuse_elsewhere
+from .errors import PipelineError
 from .execute import many_steps
 from .pytree import said
+from .spec import Spec
+from .traits import Traits
 
 T_co = TypeVar("T_co", covariant=True)
 Mask = jax.Array
+_FIELDS = {"ordering"}  # what a source may have as a field, though a base class names it
 
 
 class Source(ABC, Generic[T_co]):
@@ -53,6 +59,18 @@ class Source(ABC, Generic[T_co]):
             refuse_elsewhere(cls, options)
         return super().__new__(cls)
 
+    @classmethod
+    def _check_fields(cls, fields: tuple[str, ...]) -> None:
+        """Refuses fields that have the name of something that every source has."""
+        for base in cls.__mro__[1:]:
+            own = {field.name for field in dataclasses.fields(base)} if _has_fields(base) else ()
+            for name in set(fields) - _FIELDS if base.__module__.startswith("cereal") else ():
+                if name in vars(base) and name not in own:
+                    raise PipelineError(
+                        f"{cls.__name__}: a field cannot be called `{name}`, which is something "
+                        f"that every {base.__name__} has; give the field another name."
+                    )
+
     steps_per_epoch: int
     """How many times `next` is called in an epoch."""
 
@@ -75,56 +93,54 @@ class Source(ABC, Generic[T_co]):
         """
         return many_steps(self, state, n)
 
-    def step(self, state: Any) -> tuple[T_co, Mask, Any]:
-        """`next` as it is traced; library sources compile and place in `next`."""
-        return self.next(state)
-
-    def step_many(self, state: Any, n: int) -> tuple[T_co, Mask, Any]:
-        """`next_many` as it is traced."""
-        return self.next_many(state, n)
-
     def close(self) -> None:
         """Gives back what the source holds outside of JAX, such as processes."""
 
-    @property
-    def inner(self) -> Source[Any] | None:
-        """The source that this one wraps, if it is a stage."""
-        return None
+    @cached_property
+    def traits(self) -> Traits:
+        """What this source is, as data; found out once."""
+        return self._describe()
+
+    def __repr__(self) -> str:
+        return said(lambda: self._label, f"{type(self).__name__}(...)")
+
+    # What the library's own sources override
+
+    def _describe(self) -> Traits:
+        return Traits(random=None)  # of a user's own stream nobody knows
 
     @property
-    def lanes(self) -> tuple[int, ...]:
-        """The leading axes of what a step gives: () for one element, (128,) for a batch."""
-        return ()
-
-    @property
-    def mask_shape(self) -> tuple[int, ...]:
-        """The shape of a step's mask: `lanes`, unless a stage masks something finer."""
-        return self.lanes
-
-    @property
-    def callbacks(self) -> tuple[Any, ...]:
-        """The Python functions that a step runs, which must run exactly once, in order."""
-        return ()
-
-    @property
-    def host(self) -> bool:
-        """Whether data below is read by Python, outside of compiled programs."""
-        return False
-
-    @property
-    def light(self) -> bool:
-        """Whether a step is quick to compile, so that a program may hold many of them."""
-        return False
-
-    @property
-    def placement(self) -> Any:
-        """The device or sharding that batches go to outside of `jit`; None: where they are."""
-        return None
-
-    @property
-    def label(self) -> str:
+    def _label(self) -> str:
         """How drawings and error messages call this source."""
         return type(self).__name__
 
-    def __repr__(self) -> str:
-        return said(lambda: self.label, f"{type(self).__name__}(...)")
+    @cached_property
+    def _spec(self) -> Spec:
+        """What a step gives; the same object for as long as the source lives."""
+        return Spec(self.element_spec())
+
+    @property
+    def _upstream(self) -> Source[Any] | None:
+        """The source that this one reads, where a drawing is to show that too."""
+        return None
+
+    def _step(self, state: Any) -> tuple[T_co, Mask, Any]:
+        """`next` as it is traced; library sources compile and place in `next`."""
+        return self.next(state)
+
+    def _step_many(self, state: Any, n: int) -> tuple[T_co, Mask, Any]:
+        """`next_many` as it is traced."""
+        return self.next_many(state, n)
+
+
+def check_source(source: Any, label: str) -> None:
+    """Refuses what is no source, where a transform of this `label` is called with it."""
+    if not isinstance(source, Source):
+        raise PipelineError(
+            f"{label} must be called with a source, got {type(source).__name__}; write "
+            f"`{label.partition('(')[0]}(...)(source)`."
+        )
+
+
+def _has_fields(base: type) -> bool:
+    return "__dataclass_fields__" in vars(base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
+from .fitting import canonical
 
 
 class Spec:
@@ -34,7 +36,6 @@ class Spec:
 
     @property
     def nbytes(self) -> int:
-        """How much memory it takes."""
         return sum(leaf.size * leaf.dtype.itemsize for leaf in self.leaves)
 
     def zeros(self) -> Any:
@@ -45,12 +46,9 @@ class Spec:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return (
-            isinstance(other, Spec)
-            and self._hash == other._hash
-            and self.leaves == other.leaves
-            and self.structure == other.structure
-        )
+        if not isinstance(other, Spec) or self._hash != other._hash:
+            return False
+        return self.leaves == other.leaves and self.structure == other.structure
 
     def __hash__(self) -> int:
         return self._hash
@@ -64,20 +62,21 @@ class Spec:
 
 def spec_of(array: Any, drop_axes: int = 0) -> jax.ShapeDtypeStruct:
     """The spec of an array, without its first `drop_axes` axes."""
-    dtype = array.dtype
-    if isinstance(dtype, np.dtype) and not dtype.isnative:  # as files often are
-        dtype = dtype.newbyteorder("=")
-    dtype = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
-    return jax.ShapeDtypeStruct(array.shape[drop_axes:], dtype)
+    return jax.ShapeDtypeStruct(array.shape[drop_axes:], canonical(array.dtype))
+
+
+def named_places(tree: Any, name: str, is_leaf: Any = None) -> list[tuple[str, Any]]:
+    """The leaves of a tree, each with its place as errors call it: "`data['image']`"."""
+    paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+    return [(f"`{name}{jax.tree_util.keystr(path)}`", leaf) for path, leaf in paths]
 
 
 def as_override(tree: Any, owner: str, name: str = "element_spec_override") -> Spec | None:
     """Reads `element_spec_override=`: a tree of `ShapeDtypeStruct` or of arrays, or None."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    for place, leaf in named_places(tree, name):
         if not isinstance(leaf, jax.ShapeDtypeStruct | jax.Array | np.ndarray | np.generic):
-            place = name + jax.tree_util.keystr(path)
             raise PipelineError(
-                f"{owner}: `{place}` must be a shape and a dtype, got {leaf!r:.60}; write "
+                f"{owner}: {place} must be a shape and a dtype, got {leaf!r:.60}; write "
                 f"`jax.ShapeDtypeStruct(shape, dtype)`."
             )
     return None if tree is None else Spec(jax.tree.map(spec_of, tree))
@@ -85,27 +84,25 @@ def as_override(tree: Any, owner: str, name: str = "element_spec_override") -> S
 
 def format_spec(tree: Any) -> str:
     """`{image: uint8[128,28,28], label: int32[128]}`."""
+    if tree is None:
+        return "None"
     if isinstance(tree, dict):
-        inside = ", ".join(f"{key}: {format_spec(value)}" for key, value in tree.items())
-        return "{" + inside + "}"
+        return "{" + _joined(tree.items()) + "}"
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        inside = ", ".join(
-            f"{key}={format_spec(value)}"
-            for key, value in zip(tree._fields, tree, strict=True)  # type: ignore[attr-defined]
-        )
-        return f"{type(tree).__name__}({inside})"
+        fields: Any = tree._fields  # type: ignore[attr-defined]
+        return f"{type(tree).__name__}({_joined(zip(fields, tree, strict=True), '=')})"
     if isinstance(tree, tuple | list):
-        inside = ", ".join(format_spec(value) for value in tree)
+        inside = ", ".join(map(format_spec, tree))
         return f"({inside})" if isinstance(tree, tuple) else f"[{inside}]"
     if hasattr(tree, "shape") and hasattr(tree, "dtype"):
         return f"{tree.dtype}[{','.join(map(str, tree.shape))}]"
-    if tree is None:
-        return "None"
     paths = jax.tree_util.tree_flatten_with_path(tree)[0]
-    inside = ", ".join(
-        f"{jax.tree_util.keystr(path).lstrip('.')}: {format_spec(leaf)}" for path, leaf in paths
-    )
-    return f"{type(tree).__name__}({inside})"
+    named = ((jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in paths)
+    return f"{type(tree).__name__}({_joined(named)})"
+
+
+def _joined(named: Iterable[tuple[Any, Any]], sign: str = ": ") -> str:
+    return ", ".join(f"{name}{sign}{format_spec(value)}" for name, value in named)
 
 
 @functools.lru_cache(maxsize=256)

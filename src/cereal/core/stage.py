@@ -1,6 +1,6 @@
 """Stages: transforms of one step's values, and the contract of all transforms.
 
-A stage says what it does to one step's values; where it stands decides what a step is (`staged`).
+A stage says what it does to one step's values; where it stands decides what a step is.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from .elsewhere import refuse_elsewhere
-from .errors import PipelineError
-from .positional import IndexedSource, Positional
+from .pipeline import attach
+from .placed import CompiledStage
+from .positional import Positional
 from .promise import infer_spec
 from .pytree import said
-from .source import Source
-from .staged import BatchStage, ElementStage, StreamStage
+from .source import Source, check_source
+from .spec import Spec
+from .stream_stages import StreamStage
+from .traits import StageTraits
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -45,22 +48,18 @@ class Transform(ABC, Generic[A, B]):
         """The source with this transform around it."""
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         """How drawings and error messages call this transform."""
         return type(self).__name__
 
     def __repr__(self) -> str:
-        return said(lambda: self.label, f"{type(self).__name__}(...)")
+        return said(lambda: self._label, f"{type(self).__name__}(...)")
 
 
 class Stage(Transform[A, B]):
     """A transform of one step's values."""
 
-    random: ClassVar[bool] = False
-    changes_mask: ClassVar[bool] = False
-    light: ClassVar[bool] = False
-    hands_through: ClassVar[bool] = False
-    """Whether it leaves values and mask as they are."""
+    traits: ClassVar[StageTraits] = StageTraits()
 
     @abstractmethod
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
@@ -69,29 +68,15 @@ class Stage(Transform[A, B]):
         `keys` has one key per lane for a random stage and is None for others.
         """
 
-    def mask_shape(self, source: Source[Any]) -> tuple[int, ...]:
-        """The shape of the masks that it makes of those of a source."""
-        return source.mask_shape
-
-    @property
-    def callbacks(self) -> tuple[Any, ...]:
-        """The Python functions that this stage runs once per batch."""
-        return ()
-
-    @property
-    def placement(self) -> Any:
-        """The device or sharding that batches go to from here on."""
-        return None
+    def mask_shape(self, before: tuple[int, ...], spec: Spec) -> tuple[int, ...]:
+        """The shape of masks after it, from that before it; `spec` is that of its result."""
+        del spec
+        return before
 
     def __call__(self, source: Source[A]) -> Source[B]:
-        if not isinstance(source, Source):
-            raise PipelineError(
-                f"{self.label} must be called with a source, got {type(source).__name__}; "
-                f"write `{type(self).__name__}(...)(source)`."
-            )
+        check_source(source, self._label)
+        traits = source.traits
+        stage, spec = infer_spec(self, source)
         if not isinstance(source, Positional):
-            return StreamStage(source, *infer_spec(self, source, source.lanes))
-        if source.lanes:
-            return BatchStage(source, *infer_spec(self, source, source.lanes))
-        assert isinstance(source, IndexedSource)
-        return ElementStage(source, *infer_spec(self, source, ()))
+            return StreamStage(source, stage, spec)
+        return attach(source, CompiledStage(stage, spec, traits.lanes, traits.random_stages))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .capture import is_traced
 from .errors import StateError
+from .identity import Identity, agree, in_words
 from .pytree import pytree_dataclass, said, static_field
 from .threefry import threefry
 from .transfer import sent, to_device, to_host
@@ -24,7 +24,7 @@ class Fingerprint(NamedTuple):
     """
 
     length: int
-    ordering: str
+    ordering: Identity  # a word, in states that version 0.1.0 wrote
     random_stages: int
 
 
@@ -70,20 +70,19 @@ class PipelineState:
         Where that is more than 32 bits hold (never inside of a program), NumPy's uint64.
         """
         low = _part(self.words, 4)
-        if self.fingerprint.length < 2**31 - 1 or isinstance(self.words, jax.core.Tracer):
+        if self.fingerprint.length < 2**31 - 1 or is_traced(self.words):
             return low
         words = to_host(self.words).astype(np.uint64)
         high = words[..., 3]
         return (high << np.uint64(32)) | words[..., 4] if high.any() else low
 
     def __repr__(self) -> str:
+        def known() -> str:
+            key0, key1, epoch, offset = host_words(self)
+            return f"PipelineState(key=({key0}, {key1}), epoch={epoch}, offset={offset})"
+
         words = said(lambda: repr(self.words), "deleted")
-        return said(lambda: _in_words(self), f"PipelineState(words={words})")
-
-
-def _in_words(state: PipelineState) -> str:
-    key0, key1, epoch, offset = host_words(state)
-    return f"PipelineState(key=({key0}, {key1}), epoch={epoch}, offset={offset})"
+        return said(known, f"PipelineState(words={words})")
 
 
 def _part(words: Any, begin: int, end: int | None = None) -> Any:
@@ -109,7 +108,6 @@ def make_words(key: tuple[int, int], epoch: int, offset: int) -> np.ndarray:
 
 _SHAPE, _DTYPE = (5,), np.dtype(np.uint32)
 _NO_STATE = "`state` must be what `init_state(key)` or the last step returned"
-_VALUES = re.compile(r"\b(traced|[0-9a-f]{8})\b")
 _WRITE = "pass `jax.random.key(0)`, `jax.random.PRNGKey(0)` or an integer"
 
 
@@ -120,11 +118,9 @@ def key_words(key: Any) -> Any:
         return np.array([seed >> 32, seed & 0xFFFF_FFFF], np.uint32)
     if not isinstance(key, jax.Array | np.ndarray):
         raise StateError(f"`key` must be a JAX random key, got {type(key).__name__}; {_WRITE}.")
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if typed:
+    shape, words = key.shape[:-1], key
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         shape, words = key.shape, jax.random.key_data(key)  # type: ignore[arg-type]
-    else:
-        shape, words = key.shape[:-1], key
     if words.dtype != np.uint32 or words.ndim == 0 or words.shape[-1] not in (2, 4):
         raise StateError(
             f"`key` has dtype {key.dtype} and shape {key.shape}, which is no random key "
@@ -135,7 +131,7 @@ def key_words(key: Any) -> Any:
             f"`key` is an array of keys of shape {shape}, and a state has one; for one state per "
             f"key write `jax.vmap(loader.init_state)(keys)`."
         )
-    if not isinstance(words, jax.core.Tracer):
+    if not is_traced(words):
         words = to_host(words)
     if words.shape[-1] == 4:  # rbg keys: fold the halves
         folded = threefry((words[2], words[3]), (words[0], words[1]))
@@ -147,8 +143,7 @@ def start_state(key: Any, fingerprint: Fingerprint, bookmark: Any = None) -> Pip
     """The state at the first element of epoch 0."""
     words = key_words(key)
     if isinstance(words, np.ndarray):
-        words = make_words((int(words[0]), int(words[1])), 0, 0)
-        words = to_device(words)
+        words = to_device(make_words((int(words[0]), int(words[1])), 0, 0))
     else:
         words = jnp.concatenate([words, sent(np.zeros(3, np.uint32))])
     return PipelineState(words, fingerprint, None if bookmark is None else to_device(bookmark))
@@ -177,13 +172,16 @@ def check_state(state: Any, fingerprint: Fingerprint) -> None:
     theirs = state.fingerprint
     if theirs is fingerprint or theirs == fingerprint:
         return
-    changed = [n for n in Fingerprint._fields if getattr(theirs, n) != getattr(fingerprint, n)]
-    if changed == ["ordering"] and _cannot_tell(theirs.ordering, fingerprint.ordering):
+    has, wants = [], []
+    for name, their, our in zip(Fingerprint._fields, theirs, fingerprint, strict=True):
+        if not agree(their, in_words(our) if isinstance(their, str) else our):
+            has.append(f"{name}={in_words(their)}")
+            wants.append(f"{name}={in_words(our)}")
+    if not has:
         return
-    has = ", ".join(f"{n}={getattr(theirs, n)}" for n in changed)
-    wants = ", ".join(f"{n}={getattr(fingerprint, n)}" for n in changed)
     raise StateError(
-        f"the state belongs to another pipeline: it has {has}, this one has {wants}. The same "
+        f"the state belongs to another pipeline: it has {', '.join(has)}, this one has "
+        f"{', '.join(wants)}. The same "
         f"position would mean other elements; make a state with this loader's `init_state(key)`. "
         f"(Only the batch size may change under a state.)"
     )
@@ -205,10 +203,3 @@ def check_within(offset: int, length: int) -> None:
             f"the state is at element {offset} of an epoch that has {length}: no step ends there. "
             f"Go on from a state as it was saved, or begin with `loader.init_state(key)`."
         )
-
-
-def _cannot_tell(a: str, b: str) -> bool:
-    """Whether two orders differ only in values that are being traced in one of them."""
-    if "traced" not in a + b:
-        return False
-    return _VALUES.sub("*", a) == _VALUES.sub("*", b)

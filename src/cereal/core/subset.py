@@ -7,10 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from .identity import TRACED, Identity
 from .permutation import permute, round_constants
 from .pytree import pytree_dataclass, static_field
-from .route import Move, Route, Span, Spans, look_up, word
+from .route import Move, Route, RouteTraits, Span, Spans, word
 from .rows import Rows
+from .search import look_up
 
 
 @pytree_dataclass
@@ -20,22 +22,14 @@ class Around(Route):
     inner: Route
 
     @property
-    def masks(self) -> bool:
-        return self.inner.masks
-
-    @property
-    def random(self) -> bool:
-        return self.inner.random
-
-    @property
-    def fixed(self) -> bool:
-        return self.inner.fixed
+    def traits(self) -> RouteTraits:
+        return self.inner.traits
 
     @property
     def reach(self) -> tuple[Span, ...]:
         return self.spans or self.inner.reach
 
-    def _spans(self, space: str, *places: tuple[int, int]) -> Spans:
+    def _spans(self, space: Identity, *places: tuple[int, int]) -> Spans:
         """These places of the list of elements that `space` names."""
         inside = self.inner.spans
         if inside is None:
@@ -44,9 +38,9 @@ class Around(Route):
         return tuple(Span(low, high, space, first, last) for first, last in places)
 
 
-def _value(digest: str, leaf: Any) -> str:
-    """A leaf in words; of a trace, which has no value, itself."""
-    return f"traced {id(leaf)}" if digest == "traced" else digest
+def _value(digest: str, leaf: Any) -> Identity:
+    """What tells a leaf from others; of a trace, which has no value, itself."""
+    return (digest, id(leaf) if digest == TRACED else 0)
 
 
 @pytree_dataclass
@@ -71,16 +65,16 @@ class Table(Around):
         return Table(inner, self.indices, self.n, self.digest, self.once, self.again)
 
     @property
-    def name(self) -> str:
-        return f"indices({self.n}, {self.digest}) {self.inner.name}".strip()
+    def identity(self) -> Identity:
+        return ("indices({}, {}) {}", self.n, self.digest, self.inner.identity)
 
     @property
     def spans(self) -> Spans:
-        return self._spans(self.described, (0, self.n)) if self.once else None
+        return self._spans(self.contents, (0, self.n)) if self.once else None
 
     @property
-    def described(self) -> str:
-        return f"listed {_value(self.digest, self.indices)} of {self.inner.described}"
+    def contents(self) -> Identity:
+        return ("listed", _value(self.digest, self.indices), self.inner.contents)
 
 
 @pytree_dataclass
@@ -100,18 +94,18 @@ class Stretch(Around):
         return Stretch(self.inner.moved(move, salt), self.start, self.n, self.step)
 
     @property
-    def name(self) -> str:
-        return f"from {self.start} by {self.step} of {self.inner.name}".strip()
+    def identity(self) -> Identity:
+        return ("from {} by {} of {}", self.start, self.step, self.inner.identity)
 
     @property
     def spans(self) -> Spans:
         last = self.start + (self.n - 1) * self.step
         places = min(self.start, last), max(self.start, last) + 1
-        return self._spans(f"order of {self.inner.described}", places)
+        return self._spans(("order of", self.inner.contents), places)
 
     @property
-    def described(self) -> str:
-        return f"stretch({self.start}, {self.n}, {self.step}) of {self.inner.described}"
+    def contents(self) -> Identity:
+        return ("stretch", self.start, self.n, self.step, self.inner.contents)
 
 
 @pytree_dataclass
@@ -134,20 +128,21 @@ class Permuted(Around):
         return Permuted(inner, self.words, self.first, self.n, self.digest)
 
     @property
-    def name(self) -> str:
-        return f"split({self.first}, {self.n}, {self.digest}) {self.inner.name}".strip()
+    def identity(self) -> Identity:
+        inner = self.inner.identity
+        return ("split({}, {}, {}) {}", self.first, self.n, self.digest, inner)
 
     @property
     def spans(self) -> Spans:
         return self._spans(self._list, (self.first, self.first + self.n))
 
     @property
-    def _list(self) -> str:
-        return f"shuffled {_value(self.digest, self.words)} of {self.inner.described}"
+    def _list(self) -> Identity:
+        return ("shuffled", _value(self.digest, self.words), self.inner.contents)
 
     @property
-    def described(self) -> str:
-        return f"{self.first} + {self.n} of {self._list}"
+    def contents(self) -> Identity:
+        return ("part", self.first, self.n, self._list)
 
 
 @pytree_dataclass
@@ -190,19 +185,20 @@ class Fold(Around):
         return Fold(inner, self.fold, self.k, self.rest, self.n, self.padded, self.digest)
 
     @property
-    def masks(self) -> bool:
-        return self.padded or self.inner.masks
+    def traits(self) -> RouteTraits:
+        inner = self.inner.traits
+        return inner._replace(masks=self.padded or inner.masks)
 
     @property
-    def name(self) -> str:
+    def identity(self) -> Identity:
         kind = "rest" if self.rest else "fold"
-        return f"{kind}({self.digest} of {self.k}) {self.inner.name}".strip()
+        return ("{}({} of {}) {}", kind, self.digest, self.k, self.inner.identity)
 
     @property
     def spans(self) -> Spans:
-        space = f"order of {self.inner.described}"
-        if self.digest == "traced":
-            return self._spans(self.described, (0, self.n))
+        space = ("order of", self.inner.contents)
+        if self.digest == TRACED:
+            return self._spans(self.contents, (0, self.n))
         fold, total = int(self.digest), self.inner.n
         least, extra = divmod(total, self.k)
         start = fold * least + min(fold, extra)
@@ -212,9 +208,9 @@ class Fold(Around):
         return self._spans(space, *((a, b) for a, b in ((0, start), (end, total)) if a < b))
 
     @property
-    def described(self) -> str:
-        which = f"{_value(self.digest, self.fold)} of {self.k}, rest {self.rest}"
-        return f"fold {which}, of {self.inner.described}"
+    def contents(self) -> Identity:
+        fold = _value(self.digest, self.fold)
+        return ("fold", fold, self.k, self.rest, self.inner.contents)
 
 
 @pytree_dataclass
@@ -238,16 +234,16 @@ class Repeated(Around):
         return Repeated(self.inner.moved(move, salt), self.times)
 
     @property
-    def name(self) -> str:
-        return f"{self.times} times {self.inner.name}".strip()
+    def identity(self) -> Identity:
+        return ("{} times {}", self.times, self.inner.identity)
 
     @property
     def spans(self) -> Spans:
         return self.inner.spans if self.times == 1 else None
 
     @property
-    def described(self) -> str:
-        return f"{self.times} times {self.inner.described}"
+    def contents(self) -> Identity:
+        return ("times", self.times, self.inner.contents)
 
 
 def shuffled_once(words: Any, position: Any, n: int) -> Any:

@@ -3,8 +3,8 @@
     one by one   {"image": <PIL image>, "label": 3}, ...        what functions give and take
     stacked      {"image": uint8[n,28,28], "label": int32[n]}   what one vectorised read gives
 
-Before batching an element may be any Python object. At the seam it becomes arrays of a fixed shape
-and dtype, in the types that JAX has.
+Before batching an element may be any Python object. Where compiled stages take over, it becomes
+arrays of a fixed shape and dtype, in the types that JAX has.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 from .errors import PipelineError
 from .fitting import canonical, check_fits, check_number, fitting, narrowed
 from .pytree import said
-from .reading import SKIPPED, Reading, at_element, for_each, reading, reading_as
-from .spec import Spec, format_spec, is_numeric
+from .reading import SKIPPED, ReadContext, at_element, for_each, read_context, use_read_context
+from .spec import Spec, format_spec, is_numeric, named_places
 
 OBJECT = np.dtype(object)
 _NO_ARRAY = " is a Python object and no array"
@@ -30,23 +30,18 @@ _NUMBERS = (bool, int, float, complex)
 _LOOKED_AT = (int, float, np.integer, list)  # what `as_array` refuses if it does not fit
 
 
-class Taken:
+class ElementBatch:
     """What Python reads for some rows: arrays that hold all of them, or one after another.
 
     Elements are read when they are asked for, each through all stages before the next one: so one
     element is in memory besides the batch, and a function may return the same buffer every time.
     """
 
-    def __init__(
-        self,
-        n: int,
-        *,
-        stacked: Any = None,
-        one: Callable[[int], Any] | None = None,
-        keep: np.ndarray | None = None,
-    ) -> None:
-        self.n, self.stacked, self._one = n, stacked, one
-        self.keep = keep  # None: all; False where an element was filtered out or failed
+    def __init__(self, n: int, *, stacked: Any = None, one: Any = None, keep: Any = None) -> None:
+        self.n, self.stacked = n, stacked
+        self._one: Callable[[int], Any] | None = one
+        # None: all are there. False where an element was filtered out or failed.
+        self.keep: np.ndarray | None = keep
 
     @property
     def is_stacked(self) -> bool:
@@ -60,7 +55,7 @@ class Taken:
             return self._one(lane)
         return jax.tree.map(lambda x: x[lane], self.stacked)
 
-    def mapped(self, stage: str, rows: Any, fn: Callable[[Any, int], Any]) -> Taken:
+    def mapped(self, stage: str, rows: Any, fn: Callable[[Any, int], Any]) -> ElementBatch:
         """`fn(element, lane)` of every element that is there."""
 
         def one(lane: int) -> Any:
@@ -69,22 +64,22 @@ class Taken:
                 return SKIPPED
             return at_element(stage, rows, lane, lambda: fn(value, lane))
 
-        return Taken(self.n, one=one)
+        return ElementBatch(self.n, one=one)
 
-    def listed(self, rows: Any) -> Taken:
+    def listed(self, rows: Any) -> ElementBatch:
         """The same, with all elements in memory."""
         values = for_each(rows, self.element, self.n)
         keep = _kept(values)
-        return Taken(self.n, one=values.__getitem__, keep=keep)
+        return ElementBatch(self.n, one=values.__getitem__, keep=keep)
 
-    def stack(self, spec: Spec, stage: str, rows: Any, filler: Callable[[], Any]) -> Taken:
+    def stack(self, spec: Spec, stage: str, rows: Any, filler: Callable[[], Any]) -> ElementBatch:
         """The same as arrays, each element checked against the spec.
 
         Where an element was left out, `filler` stands: one that is always valid input.
         """
         if self.is_stacked:
             return self if self.keep is None else self._filled(self.stacked, self.keep, filler)
-        out = [reading().empty((self.n, *s.shape), s.dtype) for s in spec.leaves]
+        out = [read_context().empty((self.n, *s.shape), s.dtype) for s in spec.leaves]
 
         def write(lane: int, value: Any) -> None:
             for room, leaf in zip(out, _writable(value, spec), strict=True):
@@ -103,34 +98,21 @@ class Taken:
             return write(lane, again)  # what `on_error` gave instead
 
         keep = _kept(for_each(rows, put, self.n))
-        stacked = jax.tree.unflatten(spec.structure, out)
-        if keep is None:
-            return Taken(self.n, stacked=stacked)
-        return self._filled(stacked, keep, filler)
+        return self._filled(jax.tree.unflatten(spec.structure, out), keep, filler)
 
-    def _filled(self, stacked: Any, keep: np.ndarray, filler: Callable[[], Any]) -> Taken:
-        if keep.all():
-            return Taken(self.n, stacked=stacked, keep=keep)
-        leaves, structure = jax.tree.flatten(stacked)
-        spec = Spec(jax.tree.unflatten(structure, [_row_spec(leaf) for leaf in leaves]))
-        first = int(np.argmax(keep))  # where there is no filler, one of the batch
-        known = None if not keep[first] else [room[first] for room in leaves]
-        for room, leaf in zip(leaves, _fill(filler, spec, known), strict=True):
-            room[~keep] = leaf
-        return Taken(self.n, stacked=stacked, keep=keep)
-
-
-def _fill(filler: Callable[[], Any], spec: Spec, otherwise: list[Any] | None) -> list[Any]:
-    """The filler as arrays, if it can be read and is of this shape."""
-    try:
-        with reading_as(Reading()):
-            return list(leaves_of(filler(), spec))
-    except Exception:
-        return [0 for _ in spec.leaves] if otherwise is None else otherwise
-
-
-def _row_spec(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+    def _filled(
+        self, stacked: Any, keep: np.ndarray | None, filler: Callable[[], Any]
+    ) -> ElementBatch:
+        if keep is not None and not keep.all():
+            rooms, first = jax.tree.leaves(stacked), int(np.argmax(keep))
+            try:
+                with use_read_context(ReadContext()):
+                    values: Any = leaves_of(filler(), Spec(jax.tree.map(lambda x: x[0], stacked)))
+            except Exception:  # it cannot be read, or has another shape: an element of the batch
+                values = [room[first] if keep[first] else 0 for room in rooms]
+            for room, value in zip(rooms, values, strict=True):
+                room[~keep] = value
+        return ElementBatch(self.n, stacked=stacked, keep=keep)
 
 
 def _kept(values: list[Any]) -> np.ndarray | None:
@@ -141,7 +123,8 @@ def _kept(values: list[Any]) -> np.ndarray | None:
 
 def leaves_of(element: Any, spec: Spec) -> list[np.ndarray]:
     """The arrays of an element, if it is as the spec says."""
-    return [np.asarray(leaf) for leaf in _writable(element, spec)]
+    pairs = zip(_writable(element, spec), spec.leaves, strict=True)
+    return [np.asarray(leaf, promised.dtype) for leaf, promised in pairs]
 
 
 def _writable(element: Any, spec: Spec) -> list[Any]:
@@ -161,11 +144,9 @@ def _writable(element: Any, spec: Spec) -> list[Any]:
             array = as_array(leaf)
         except PipelineError as error:  # a number that does not fit
             raise PipelineError(f"{_name(spec, place)}: {error}") from None
-        if (
-            array is None
-            or array.shape != promised.shape
-            or canonical(array.dtype) != promised.dtype
-        ):
+        if array is None or array.shape != promised.shape:
+            raise _changed(element, spec)
+        if canonical(array.dtype) != promised.dtype:
             raise _changed(element, spec)
         if not isinstance(leaf, _LOOKED_AT):
             array = narrowed(array, promised.dtype, lambda at=place: _name(spec, at))
@@ -174,8 +155,7 @@ def _writable(element: Any, spec: Spec) -> list[Any]:
 
 
 def _name(spec: Spec, place: int) -> str:
-    path, _ = jax.tree_util.tree_flatten_with_path(spec.tree)[0][place]
-    return f"`element{jax.tree_util.keystr(path)}`"
+    return named_places(spec.tree, "element")[place][0]
 
 
 def _holds(promised: Any, number: int) -> bool:
@@ -187,9 +167,7 @@ def _holds(promised: Any, number: int) -> bool:
 
 def as_arrays(made: Any, spec: Spec) -> Any:
     """The same as a tree of arrays of exactly this spec."""
-    pairs = zip(leaves_of(made, spec), spec.leaves, strict=True)
-    arrays = [x if x.dtype == s.dtype else x.astype(s.dtype) for x, s in pairs]
-    return jax.tree.unflatten(spec.structure, arrays)
+    return jax.tree.unflatten(spec.structure, leaves_of(made, spec))
 
 
 def _changed(element: Any, spec: Spec) -> PipelineError:
@@ -206,15 +184,13 @@ def _changed(element: Any, spec: Spec) -> PipelineError:
     )
 
 
-def _is_nan(leaf: Any) -> bool:
-    return isinstance(leaf, float | np.floating) and bool(np.isnan(leaf))
-
-
 def _make_alike(element: Any, spec: Spec) -> str:
     """What to do about an element that is not like the others."""
     leaves = jax.tree.leaves(element, is_leaf=lambda x: x is None or is_leaf(x))
-    pairs = zip(leaves, spec.leaves, strict=False)
-    missing = [x is None or (_is_nan(x) and s.dtype.kind in "iub") for x, s in pairs]
+    missing = [
+        x is None or (isinstance(x, float | np.floating) and x != x and s.dtype.kind in "iub")
+        for x, s in zip(leaves, spec.leaves, strict=False)
+    ]
     if len(leaves) == len(spec.leaves) and any(missing):
         place = missing.index(True)
         return (
@@ -238,26 +214,22 @@ def as_array(leaf: Any) -> np.ndarray | None:
         return leaf if is_numeric(leaf.dtype) else None
     if isinstance(leaf, int | np.integer) and not isinstance(leaf, bool):
         return np.asarray(leaf, fitting(int(leaf), getattr(leaf, "dtype", None)))
-    if (
-        isinstance(leaf, _NUMBERS)
-        or is_numbers(leaf)
-        or hasattr(leaf, "__array__")
-        or hasattr(leaf, "__array_interface__")
-    ):
-        try:
-            array = np.asarray(leaf)
-        except (ValueError, TypeError, RuntimeError):  # ragged lists; bfloat16 tensors; gradients
-            return None
-        if isinstance(leaf, float):
-            check_number(leaf)
-        elif type(leaf) is list:
-            check_fits(array)
-        return array if is_numeric(array.dtype) else None
-    return None
+    has_array = hasattr(leaf, "__array__") or hasattr(leaf, "__array_interface__")
+    if not is_numbers(leaf) and not has_array:
+        return None
+    try:
+        array = np.asarray(leaf)
+    except (ValueError, TypeError, RuntimeError):  # ragged lists; bfloat16 tensors; gradients
+        return None
+    if isinstance(leaf, float):
+        check_number(leaf)
+    elif type(leaf) is list:
+        check_fits(array)
+    return array if is_numeric(array.dtype) else None
 
 
 def is_numbers(value: Any) -> bool:
-    """Whether this is a list of numbers, or of such lists: an array, as Python writes it."""
+    """Whether this is a number, a list of numbers, or a list of such lists."""
     while type(value) is list and value:
         value = value[0]
     return isinstance(value, _NUMBERS)
@@ -296,9 +268,9 @@ def _object(words: str) -> jax.ShapeDtypeStruct:
 
 def check_arrays(spec: Any, what: str, fix: str) -> None:
     """Refuses Python objects where arrays are needed."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(spec)[0]:
+    for place, leaf in named_places(spec, "element"):
         if leaf.dtype == OBJECT:
-            name = f"{what}: `element{jax.tree_util.keystr(path)}`"
+            name = f"{what}: {place}"
             words = (leaf.dtype.metadata or {}).get("words")
             if words and words.startswith(":"):  # the number that does not fit, and what to do
                 raise PipelineError(f"{name}{words}")
@@ -312,14 +284,10 @@ def protected(value: Any) -> Any:
         view = value.view()
         view.flags.writeable = False
         return view
-    if isinstance(value, dict):
+    if isinstance(value, dict | list):
         fresh = copy.copy(value)  # an OrderedDict stays one
-        for key in fresh:
+        for key in fresh if isinstance(value, dict) else range(len(fresh)):
             fresh[key] = protected(fresh[key])
-        return fresh
-    if isinstance(value, list):
-        fresh = copy.copy(value)
-        fresh[:] = [protected(inner) for inner in value]
         return fresh
     if isinstance(value, tuple):
         inner = [protected(each) for each in value]

@@ -83,6 +83,4 @@ def _threefry_numpy(key: tuple[Words, Words], counter: tuple[Words, Words]) -> t
             second = second ^ first
         first = first + schedule[(group + 1) % 3]
         second = second + schedule[(group + 2) % 3] + np.uint32(group + 1)
-    return np.broadcast_to(first, shape or (1,)).reshape(shape), np.broadcast_to(
-        second, shape or (1,)
-    ).reshape(shape)
+    return first.reshape(shape), second.reshape(shape)

@@ -23,6 +23,7 @@ from .function import Function
 from .meaning import Traced, trace, tracing_context
 from .pytree import pytree_dataclass, set_fields, static_field
 from .spec import Spec, format_spec, is_array_like
+from .traits import StageTraits
 from .unchanged import Proof, proof_of
 from .user_code import with_code
 
@@ -32,36 +33,19 @@ if TYPE_CHECKING:
 N = TypeVar("N")
 
 
-class Traits(NamedTuple):
-    """What pipelines and drawings ask of a stage."""
-
-    label: str
-    random: bool
-    changes_mask: bool
-    light: bool
-    hands_through: bool
-    placement: Any
-
-
 @pytree_dataclass
 class TracedStage:
     """What a stage does to values of one spec, in its place."""
 
     arrays: Any  # of the stage itself, and those that its functions close over
     traced: Traced = static_field()
-    traits: Traits = static_field()
+    traits: StageTraits = static_field()
+    _label: str = static_field()
 
-    label = property(lambda self: self.traits.label)
-    random = property(lambda self: self.traits.random)
-    changes_mask = property(lambda self: self.traits.changes_mask)
-    light = property(lambda self: self.traits.light)
-    hands_through = property(lambda self: self.traits.hands_through)
-    placement = property(lambda self: self.traits.placement)
-    callbacks = ()
-
-    def mask_shape(self, source: Any) -> tuple[int, ...]:
-        """The shape of masks after this stage, none of which with functions changes it."""
-        return source.mask_shape
+    def mask_shape(self, before: tuple[int, ...], spec: Spec) -> tuple[int, ...]:
+        """The shape of masks after this stage: none that has functions changes it."""
+        del spec
+        return before
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
         del lanes
@@ -78,7 +62,7 @@ class TracedStage:
         """The stage as the user wrote it."""
         if self.watched is None:
             raise PipelineError(
-                f"{self.label} is part of a copy that JAX made of a pipeline, and has no Python "
+                f"{self._label} is part of a copy that JAX made of a pipeline, and has no Python "
                 f"function any more; take the loader that it was copied from."
             )
         return self.watched.stage
@@ -112,7 +96,7 @@ def functions_in(tree: Any) -> list[Any]:
 def traced_stage(stage: Any, inputs: Any, lanes: tuple[int, ...]) -> Any:
     """The stage as what it traces to, if it has functions that are compiled."""
     functions = functions_in(stage)
-    if stage.callbacks or not functions or isinstance(stage, TracedStage):
+    if stage.traits.callbacks or not functions or isinstance(stage, TracedStage):
         return stage
     own = jax.tree.leaves(stage)
     structure = jax.tree.structure(stage)
@@ -125,15 +109,7 @@ def traced_stage(stage: Any, inputs: Any, lanes: tuple[int, ...]) -> Any:
 
     traced, consts = trace(apply, own, *inputs)
     closed_over = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in consts]
-    traits = Traits(
-        stage.label,
-        stage.random,
-        stage.changes_mask,
-        stage.light,
-        stage.hands_through,
-        stage.placement,
-    )
-    made = TracedStage((own, closed_over), traced, traits)
+    made = TracedStage((own, closed_over), traced, stage.traits, stage._label)
     set_fields(made, _watched=Watched(stage, inputs, lanes, proof, tracing_context()))
     return made
 
@@ -145,12 +121,12 @@ def checked(stage: Any, values: Any) -> Any:
         if not is_array_like(leaf):
             place = jax.tree_util.keystr(path) or "its result"
             raise PipelineError(
-                f"{stage.label} must return a tree of arrays, but {place} is "
+                f"{stage._label} must return a tree of arrays, but {place} is "
                 f"{type(leaf).__name__} ({leaf!r:.60}); return arrays of fixed shape and dtype."
             )
     if not leaves:
         raise PipelineError(
-            f"{stage.label} returned {values!r}, which holds no array; did `fn` forget to "
+            f"{stage._label} returned {values!r}, which holds no array; did `fn` forget to "
             f"`return` the batch?"
         )
     return values
@@ -207,7 +183,7 @@ def _check_spec(before: TracedStage, after: TracedStage) -> None:
     was, now = before.traced.result, after.traced.result
     if Spec(was) != Spec(now):
         raise PipelineError(
-            f"{after.label} now returns {format_spec(now[0])}, but returned {format_spec(was[0])} "
+            f"{after._label} now returns {format_spec(now[0])}, but returned {format_spec(was[0])} "
             f"when the pipeline was built; its result must depend on nothing but its arguments."
         )
 

@@ -46,22 +46,14 @@ def turn_table(parts: Sequence[int]) -> np.ndarray:
     return table
 
 
-def ranks_in(table: np.ndarray) -> np.ndarray:
-    """For each slot, how many earlier slots have its part."""
-    order = np.argsort(table, kind="stable")
-    first = np.r_[True, np.diff(table[order]) != 0]
-    since = np.arange(len(table)) - np.maximum.accumulate(np.where(first, np.arange(len(table)), 0))
-    ranks = np.empty(len(table), np.int32)
-    ranks[order] = since
-    return ranks
-
-
 def whole_parts(weights: Any, count: int, owner: str) -> tuple[int, ...]:
     """Weights as whole numbers: exact where a table can hold them, else to one in 100,000.
 
     The least of them gets a turn, however little it is.
     """
-    exact = _exact(_checked(weights, count, owner))
+    given = _checked(weights, count, owner)
+    scale = math.lcm(*(weight.denominator for weight in given))
+    exact = _smallest([int(weight * scale) for weight in given])
     total = sum(exact)
     if total <= MOST_SLOTS:
         return exact
@@ -72,6 +64,11 @@ def whole_parts(weights: Any, count: int, owner: str) -> tuple[int, ...]:
     for j in cut[: max(slots - sum(parts), 0)]:
         parts[j] += 1
     parts[parts.index(max(parts))] -= max(sum(parts) - slots, 0)
+    return _smallest(parts)
+
+
+def _smallest(parts: Sequence[int]) -> tuple[int, ...]:
+    """The smallest whole numbers in the same ratio."""
     divisor = math.gcd(*parts)
     return tuple(part // divisor for part in parts)
 
@@ -110,14 +107,6 @@ def _number(weight: Any) -> Any:
         return operator.index(weight)
     except TypeError:
         return float(weight)
-
-
-def _exact(weights: list[Fraction]) -> tuple[int, ...]:
-    """The smallest whole numbers in the ratio of the weights."""
-    scale = math.lcm(*(weight.denominator for weight in weights))
-    parts = [int(weight * scale) for weight in weights]
-    divisor = math.gcd(*parts)
-    return tuple(part // divisor for part in parts)
 
 
 def _as_fraction(weight: Any) -> Fraction:

@@ -1,4 +1,4 @@
-"""Errors of Python code in programs over several devices, which no call could raise.
+"""Errors of Python code in programs over several devices, which the program itself cannot raise.
 
 An exception that leaves such a callback would make the other devices wait for ever. The program
 goes on with a poisoned batch, the error is printed at once, and it is raised by whatever comes
@@ -87,8 +87,12 @@ class _Failing:
 
 @atexit.register
 def _fail_at_exit() -> None:
-    """Python ends with code 120 if a standard stream cannot be flushed at its end. Nothing else
-    that runs there can change the code, unless by skipping all that is left to do."""
+    """Makes the process end with an exit code if nobody has seen an error.
+
+    The bet (`tests/loaders/test_unseen_errors.py` loses it): Python ends with code 120 if it cannot
+    flush a standard stream. Nothing else that runs so late changes the code, unless it skips all
+    that is left to do.
+    """
     left = [error for error in list(_unseen.values()) if _words(error) not in _seen]
     if not left or isinstance(sys.stderr, _Failing):
         return

@@ -1,7 +1,8 @@
-"""Products of 32-bit words that need more than 32 bits, the same in NumPy and in JAX.
+"""Sums and products of 32-bit words that need more than 32 bits, the same in NumPy and in JAX.
 
-Compiled code has no 64-bit integers unless the user turns them on, and an epoch times a length
-does not fit 32. What is needed of such a product is its high word, or its quotient and rest.
+Compiled code has no 64-bit integers unless the user turns them on. A counter of steps is kept as a
+high and a low word. An epoch times a length does not fit 32 bits, and what is needed of such a
+product is its high word, or its quotient and rest.
 """
 
 from __future__ import annotations
@@ -11,6 +12,12 @@ from typing import Any
 import numpy as np
 
 Words = Any  # uint32 arrays, of NumPy or of JAX
+
+
+def plus(high: Words, low: Words, n: Words) -> tuple[Words, Words]:
+    """The high and the low word of a number of 64 bits, plus `n` of 32: the one carry there is."""
+    total = low + n  # wraps around 2^32; it is less than `low` if, and only if, it did
+    return high + (total < low).astype(np.uint32), total
 
 
 def high_word(x: Words, y: Words) -> Words:
@@ -36,15 +43,12 @@ def times_ratio(x: Words, numerator: Words, denominator: Words, fraction: Any) -
     quotient is exact for every x of 32 bits and every denominator of 31.
     """
     high, low = fraction
-    first = x * high
-    total = first + high_word(x, low)
-    carried = (total < first).astype(np.uint32)
-    quotient = high_word(x, high) + carried
+    quotient, _ = plus(high_word(x, high), x * high, high_word(x, low))
     return quotient, x * numerator - quotient * denominator
 
 
 def add_below(x: Words, y: Words, limit: Words) -> Any:
-    """x + y for two numbers below a limit of 31 bits: how often the limit fits (0, 1), the rest."""
+    """x + y of two numbers below a limit of 31 bits: 1 if it reaches the limit, and the rest."""
     total = x + y
     over = (total >= limit).astype(np.uint32)
     return over, total - over * limit

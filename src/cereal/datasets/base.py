@@ -10,7 +10,7 @@ from ..core.positional import IndexedSource
 from ..sources.dataset import InMemoryDataset
 from ..sources.on_disk import source_on_disk
 from .record import Arrays, Record
-from .storage import CacheDir, load, mapped
+from .storage import CacheDir, SplitFiles
 
 S = TypeVar("S", bound=str)
 TRAIN: Any = "train"
@@ -59,7 +59,7 @@ class RecordedDataset(ArrayDataset[S]):
         owner = type(self).__name__
         record.check_split(split, owner)
         self.split, self.classes = split, record.classes
-        self._arrays = load(record, split, cache_dir, verify, owner)
+        self._arrays = SplitFiles(record, split, cache_dir, verify, owner).load()
 
     @classmethod
     def make_disk_source(
@@ -77,21 +77,21 @@ class RecordedDataset(ArrayDataset[S]):
 
         Files are mapped into memory: what was read is in the system's cache, and the system takes
         it back when memory is short. On the CPU compiled code reads them directly; for other
-        devices `prefetch_size` elements are read ahead, and only batches travel.
+        devices `prefetch_size` elements are read ahead, and only batches are transferred.
         """
-        return cls._on_disk(cls.record, split, ordering, prefetch_size, cache_dir, verify)
+        return cls._on_disk(cls.record, ordering, prefetch_size, split, cache_dir, verify)
 
     @classmethod
     def _on_disk(
         cls,
         record: Record,
-        split: S,
         ordering: Any,
         prefetch_size: int,
+        split: str,
         cache_dir: CacheDir,
         verify: bool,
     ) -> IndexedSource[dict[str, Any]]:
         owner = f"{cls.__name__}.make_disk_source"
         record.check_split(split, owner)
-        arrays = mapped(record, split, cache_dir, verify, owner)
+        arrays = SplitFiles(record, split, cache_dir, verify, owner).mapped()
         return source_on_disk(arrays, ordering, prefetch_size, owner)

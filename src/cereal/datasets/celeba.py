@@ -14,7 +14,7 @@ from ..core.extras import needs
 from ..sources.disk import DiskSampleSource
 from .readers.archives import ZipMembers
 from .record import Form, Record, RemoteFile
-from .storage import CacheDir, located, said_by
+from .storage import CacheDir, SplitFiles, errors_begin_with
 
 Split = Literal["train", "valid", "test"]
 _SPLITS = ("train", "valid", "test")
@@ -61,21 +61,15 @@ class CelebADataset:
     ) -> None:
         owner = type(self).__name__
         self.record.check_split(split, owner)
-        _, paths = located(self.record, split, cache_dir, verify, owner)
+        _, paths = SplitFiles(self.record, split, cache_dir, verify, owner).located()
         self.split = split
-        with said_by(owner):
+        with errors_begin_with(owner):
             self._archive = ZipMembers(paths[0])
             names = _names_of(paths[1], _SPLITS.index(split))
             self.classes, self._attributes = _attributes_of(paths[2], names)
-            self._members = self._find(names)
-
-    def _find(self, names: list[str]) -> list[str]:
-        """Where images are in the archive."""
-        inside = {name.rpartition("/")[2]: name for name in self._archive}
-        missing = [name for name in names if name not in inside]
-        if missing:
-            raise DatasetError(f"{self._archive.path} has no image {missing[0]!r}; fetch it again.")
-        return [inside[name] for name in names]
+            inside = {name.rpartition("/")[2]: name for name in self._archive}
+            _check_all_in(names, inside, f"{paths[0]} has no image")
+            self._members = [inside[name] for name in names]
 
     @classmethod
     def make_disk_source(
@@ -94,7 +88,7 @@ class CelebADataset:
         )
 
     def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """What elements look like; one is read to see."""
+        """The shapes and dtypes of an element, taken from the first one."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self[0])
 
     def __len__(self) -> int:
@@ -132,12 +126,18 @@ class CelebADataset:
         return f"CelebADataset({self.split!r}): {len(self):,} elements"
 
 
+def _check_all_in(names: list[str], found: dict[str, str], otherwise: str) -> None:
+    missing = next((name for name in names if name not in found), None)
+    if missing is not None:
+        raise DatasetError(f"{otherwise} {missing!r}; fetch it again.")
+
+
 def _lines_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def _names_of(path: Path, number: int) -> list[str]:
-    """The images of a split."""
+    """The names of the images of a split."""
     names = []
     for at, line in enumerate(_lines_of(path), 1):
         words = line.split()
@@ -162,9 +162,7 @@ def _attributes_of(path: Path, names: list[str]) -> tuple[tuple[str, ...], np.nd
                 f"{path}, line {at}: {line!r:.60} has no name and {len(titles)} times -1 or 1."
             )
         rows[name] = line[len(name) :]
-    missing = [name for name in names if name not in rows]
-    if missing:
-        raise DatasetError(f"{path} has no attributes of {missing[0]!r}; fetch it again.")
+    _check_all_in(names, rows, f"{path} has no attributes of")
     table = np.array(" ".join(rows[name] for name in names).split(), np.int32)
     table = (table.reshape(len(names), len(titles)) + 1) // 2
     table.flags.writeable = False

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Literal
 
 from .base import RecordedDataset
-from .readers.cifar import binary_archive, binary_files, pickled_archive
+from .readers.cifar import from_pickles, from_records, reader
 from .record import Form, Record, RemoteFile, mirrored
 
 Split = Literal["train", "test"]
@@ -40,17 +39,15 @@ _CIFAR100_NAMES = re.findall(
 
 
 def _archive(name: str, hash: str) -> dict[str, tuple[RemoteFile, ...]]:
-    file = mirrored(_PLACES, {name: hash})[name]
-    return {"train": (file,), "test": (file,)}
+    return dict.fromkeys(_BATCHES, (mirrored(_PLACES, name, hash),))
 
 
-def _inside(folder: str, batches: dict[str, list[str]], suffix: str) -> dict[str, Sequence[str]]:
+def _inside(folder: str, batches: dict[str, list[str]], suffix: str = "") -> dict[str, list[str]]:
     return {split: [f"{folder}/{n}{suffix}" for n in names] for split, names in batches.items()}
 
 
-def _loose(split: str) -> tuple[RemoteFile, ...]:
-    names = [f"{name}.bin" for name in _BATCHES[split]]
-    return tuple(RemoteFile(name, _BINARY_HASHES[name]) for name in names)
+def _unpacked(names: list[str]) -> tuple[RemoteFile, ...]:
+    return tuple(RemoteFile(f"{name}.bin", _BINARY_HASHES[f"{name}.bin"]) for name in names)
 
 
 class CIFAR10Dataset(RecordedDataset[Split]):
@@ -69,20 +66,23 @@ class CIFAR10Dataset(RecordedDataset[Split]):
         ("train", "test"),
         (
             Form(
-                binary_archive(_inside("cifar-10-batches-bin", _BATCHES, ".bin"), ["label"]),
+                reader(from_records, ["label"], _inside("cifar-10-batches-bin", _BATCHES, ".bin")),
                 _archive(
                     "cifar-10-binary.tar.gz",
                     "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
                 ),
             ),
             Form(
-                pickled_archive(_inside("cifar-10-batches-py", _BATCHES, ""), {"label": "labels"}),
+                reader(from_pickles, {"label": "labels"}, _inside("cifar-10-batches-py", _BATCHES)),
                 _archive(
                     "cifar-10-python.tar.gz",
                     "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
                 ),
             ),
-            Form(binary_files(["label"]), {split: _loose(split) for split in _BATCHES}),
+            Form(
+                reader(from_records, ["label"]),
+                {split: _unpacked(names) for split, names in _BATCHES.items()},
+            ),
         ),
         tuple(_CIFAR10_NAMES),
     )
@@ -115,15 +115,18 @@ class CIFAR100Dataset(RecordedDataset[Split]):
         ("train", "test"),
         (
             Form(
-                binary_archive(
-                    _inside("cifar-100-binary", _PARTS, ".bin"), ["coarse_label", "label"]
+                reader(
+                    from_records,
+                    ["coarse_label", "label"],
+                    _inside("cifar-100-binary", _PARTS, ".bin"),
                 ),
                 _archive("cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8"),
             ),
             Form(
-                pickled_archive(
-                    _inside("cifar-100-python", _PARTS, ""),
+                reader(
+                    from_pickles,
                     {"coarse_label": "coarse_labels", "label": "fine_labels"},
+                    _inside("cifar-100-python", _PARTS),
                 ),
                 _archive(
                     "cifar-100-python.tar.gz",

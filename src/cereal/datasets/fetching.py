@@ -1,11 +1,11 @@
 """Getting files: from the folder of datasets, or from the first mirror that has the right one.
 
     in the folder, hash right    ->  taken
-    in the folder, hash wrong    ->  said, and fetched again
+    in the folder, hash wrong    ->  fetched again, with a warning
     not there                    ->  mirror 1, mirror 2, ...; all of them up to three times
 
-A file appears in the folder when it is whole and its hash is right. Two processes that want the
-same file take turns, and the second finds it there.
+A file is moved into the folder only when it is complete and its hash is right. Of two processes
+that want the same file, the second waits and then finds it there.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..core.atomic import as_usual
 from ..core.errors import DatasetError
+from ..core.foreign_errors import has_wrong_hash, timed_out
 from ..core.paths import as_path
 from .record import RemoteFile
 
@@ -46,31 +48,14 @@ def data_dir(cache_dir: str | os.PathLike[str] | None = None) -> Path:
 
 
 def user_cache() -> Path:
-    """The folder that the system has for such files of this user."""
+    """The folder for caches of this user, by the rules of the operating system."""
     import pooch
 
     return Path(pooch.os_cache("cereal"))
 
 
-def hash_of(path: Path, kind: str) -> str:
-    """The hash of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(
-            file, lambda: hashlib.new(kind, usedforsecurity=False)
-        ).hexdigest()
-
-
-def damage_of(file: RemoteFile, path: Path) -> str | None:
-    """What is wrong with a file that is there; None: it is whole."""
-    kind, _, wanted = file.hash.partition(":")
-    found = hash_of(path, kind)
-    if found == wanted:
-        return None
-    return f"it has {path.stat().st_size:,} bytes and {kind} {found}, not {wanted}"
-
-
 def obtain(file: RemoteFile, folder: Path, *, verify: bool = True) -> Path:
-    """The path of a file that is whole, fetched if need be."""
+    """The path of a file, fetched if it is not there or damaged."""
     path = folder / file.name
     damage = _damage(file, path) if verify or not path.is_file() else None
     if path.is_file() and damage is None:
@@ -82,7 +67,7 @@ def obtain(file: RemoteFile, folder: Path, *, verify: bool = True) -> Path:
                 return path  # another process has fetched it
             if damage is not None:
                 log.warning("%s is damaged: %s. It is fetched again.", path, damage)
-            if alone:  # what a process left that was killed
+            if alone:  # leftovers of a process that was killed
                 for left in folder.glob(f"{_UNFINISHED}*"):
                     shutil.rmtree(left, ignore_errors=True)
             download(file, path, damage)
@@ -94,23 +79,29 @@ def obtain(file: RemoteFile, folder: Path, *, verify: bool = True) -> Path:
 
 
 def _damage(file: RemoteFile, path: Path) -> str | None:
+    """What is wrong with a file; None if it is whole, or not there."""
     if not path.is_file():
         return None
+    kind, _, wanted = file.hash.partition(":")
     try:
-        return damage_of(file, path)
+        with path.open("rb") as opened:
+            made = hashlib.file_digest(opened, lambda: hashlib.new(kind, usedforsecurity=False))
     except OSError as error:
         raise DatasetError(
             f"{path} could not be read: {error.strerror or error}. Give yourself the rights to "
             f"read it, or delete it, so that it is fetched again."
         ) from error
+    if made.hexdigest() == wanted:
+        return None
+    return f"it has {path.stat().st_size:,} bytes and {kind} {made.hexdigest()}, not {wanted}"
 
 
 def download(file: RemoteFile, path: Path, damage: str | None = None) -> None:
-    """Fetches a file from its mirrors, in turn; what all of them answered is in the error."""
+    """Fetches a file from the first mirror that has it; the error tells what each answered."""
     import pooch
     from requests.exceptions import RequestException
 
-    fetch: Any = _Http(path.name)
+    fetch: Any = partial(_http, path.name)
     left, failures = list(file.urls), dict.fromkeys(file.urls, "")
     folder = tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=path.parent)
     with folder as unfinished, _without_lines_of(pooch.get_logger()):
@@ -134,7 +125,7 @@ def download(file: RemoteFile, path: Path, damage: str | None = None) -> None:
 
 @contextlib.contextmanager
 def _without_lines_of(logger: logging.Logger) -> Iterator[None]:
-    """The bar says enough; pooch has a line for every attempt, with a temporary name."""
+    """Hides pooch's line for every attempt, which has a temporary name; the bar is enough."""
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
@@ -147,39 +138,34 @@ class _WrongAnswerError(Exception):
     """What came is not the file."""
 
 
-class _Http:
+def _http(name: str, url: str, output_file: Any, pooch: Any) -> None:
     """Fetches over HTTP with a progress bar, into the temporary file that pooch names."""
+    del pooch
+    import requests
+    from tqdm.auto import tqdm
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, url: str, output_file: Any, pooch: Any) -> None:
-        import requests
-        from tqdm.auto import tqdm
-
-        # A server that compresses a .gz once more would have requests open both.
-        headers = {"Accept-Encoding": "identity"}
-        with requests.get(url, headers=headers, timeout=TIMEOUT, stream=True) as answer:
-            answer.raise_for_status()
-            said = answer.headers.get("Content-Length", "")
-            total = int(said) if said.isdigit() else None
-            bar = tqdm(desc=self.name, total=total, unit="B", unit_scale=True, dynamic_ncols=True)
-            with bar, open(output_file, "wb") as file:
-                for chunk in answer.iter_content(_CHUNK):
-                    file.write(chunk)
-                    bar.update(len(chunk))
-        path = Path(output_file)
-        with path.open("rb") as file:
-            begin = file.read(256).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-        if begin.startswith((b"<!doctype html", b"<html", b"<!--", b"<?xml")):
-            raise _WrongAnswerError("a web page came, not the file; is there a proxy or a login?")
-        as_usual(path, 0o666)  # temporary files are the user's alone
+    # If a server compresses a .gz file once more, `requests` would unpack it twice.
+    headers = {"Accept-Encoding": "identity"}
+    with requests.get(url, headers=headers, timeout=TIMEOUT, stream=True) as answer:
+        answer.raise_for_status()
+        said = answer.headers.get("Content-Length", "")
+        total = int(said) if said.isdigit() else None
+        bar = tqdm(desc=name, total=total, unit="B", unit_scale=True, dynamic_ncols=True)
+        with bar, open(output_file, "wb") as file:
+            for chunk in answer.iter_content(_CHUNK):
+                file.write(chunk)
+                bar.update(len(chunk))
+    path = Path(output_file)
+    with path.open("rb") as file:
+        begin = file.read(256).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if begin.startswith((b"<!doctype html", b"<html", b"<!--", b"<?xml")):
+        raise _WrongAnswerError("a web page came, not the file; is there a proxy or a login?")
+    as_usual(path, 0o666)  # temporary files are the user's alone
 
 
 def _is_final(error: Exception) -> bool:
     """Whether asking the same place again is useless."""
-    response = getattr(error, "response", None)
-    status = getattr(response, "status_code", 0) if response is not None else 0
+    status = getattr(getattr(error, "response", None), "status_code", 0)
     return 400 <= status < 500 and status not in (408, 429)
 
 
@@ -188,25 +174,27 @@ def _in_short(error: Exception) -> str:
 
     if isinstance(error, exceptions.HTTPError) and error.response is not None:
         return f"HTTP {error.response.status_code} {error.response.reason}"
+    if isinstance(error, ValueError) and "hash" in str(error):
+        return "a file came whose hash is not the right one"
     if isinstance(error, exceptions.ProxyError):
         return "the proxy does not answer"
     if isinstance(error, exceptions.SSLError):
         return f"no secure connection ({error!s:.120})"
-    if isinstance(error, exceptions.Timeout) or "timed out" in str(error):
+    if isinstance(error, exceptions.Timeout) or timed_out(error):
         return f"no answer in {TIMEOUT:g} s"
-    if isinstance(error, exceptions.ChunkedEncodingError):
-        return "the connection broke off"
-    if isinstance(error, exceptions.ContentDecodingError):
-        return "what came cannot be unpacked"
-    if isinstance(error, exceptions.ConnectionError):
-        return "no connection"
-    if isinstance(error, ValueError) and "hash" in str(error):
-        return "a file came whose hash is not the right one"
-    return str(error)
+    known = {  # the last is a base class of others
+        exceptions.ChunkedEncodingError: "the connection broke off",
+        exceptions.ContentDecodingError: "what came cannot be unpacked",
+        exceptions.ConnectionError: "no connection",
+    }
+    otherwise = (
+        "a file came whose hash is not the right one" if has_wrong_hash(error) else str(error)
+    )
+    return next((text for kind, text in known.items() if isinstance(error, kind)), otherwise)
 
 
 def cannot_write(path: Path, error: OSError, damage: str | None = None) -> DatasetError:
-    """The error of a folder that takes no file."""
+    """The error for a file that could not be written."""
     why = os.strerror(error.errno) if error.errno else str(error)
     was = f"{path} is damaged ({damage}). " if damage else ""
     return DatasetError(
@@ -217,7 +205,7 @@ def cannot_write(path: Path, error: OSError, damage: str | None = None) -> Datas
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """One process at a time works in a folder; False: the system cannot say so."""
+    """One process at a time works in a folder; gives False where the system has no locks."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl

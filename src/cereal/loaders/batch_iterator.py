@@ -1,7 +1,8 @@
 """What all iterators over batches share: turns of threads, the end, the state.
 
-What a batch changes in an iterator is one reference or one number, when all else is done: an
-interrupt at any line, and a look at `state` from another thread, find it before the batch or after.
+To hand out a batch changes one reference or one number, as the last thing that is done. So after an
+interrupt at any line, and for another thread that reads `state`, the batch was handed out or was
+not, and nothing is in between.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..core.errors import EpochWarning, UsageError
 from ..core.source import Mask
@@ -63,17 +64,17 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
 
     def __next__(self) -> tuple[T, Mask]:
         with self._turn:
-            if self._busy.locked():
-                self._refuse()
+            self._refuse_if_busy()
             with self._busy:
                 return self._advance()
 
-    def _refuse(self) -> NoReturn:
-        raise UsageError(
-            "this iterator is already making a batch, and something that runs meanwhile in the "
-            "same thread (a stage's function, a signal handler) asks it for another one or sets "
-            "its state; use an iterator of its own there, `loader.iterate(batches.state)`."
-        )
+    def _refuse_if_busy(self) -> None:
+        if self._busy.locked():
+            raise UsageError(
+                "this iterator is already making a batch, and something that runs meanwhile in the "
+                "same thread (a stage's function, a signal handler) asks it for another one or "
+                "sets its state; use an iterator of its own there, `loader.iterate(batches.state)`."
+            )
 
     @abstractmethod
     def _advance(self) -> tuple[T, Mask]:
@@ -120,8 +121,7 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
     @state.setter
     def state(self, state: Any) -> None:
         with self._turn:
-            if self._busy.locked():
-                self._refuse()
+            self._refuse_if_busy()
             with self._busy:
                 self._set_state(state)
                 self._ended = False

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from jax.sharding import Sharding
 
+from ..core.array_trees import refuse_running
 from ..core.elsewhere import INIT_KEY
 from ..core.errors import PipelineError, UsageError
 from ..core.host_data import HostFunction
-from ..core.placement import check_fits, in_words
+from ..core.placement import check_layout, in_words
 from ..core.positional import Positional
 from ..core.pytree import is_pytree
 from ..core.source import Source
 from ..core.stage import Transform
-from ..core.state import PipelineState
 from ..core.taken import check_arrays
 from ..sources.dataset import as_source, is_dataset
 from ..transforms.host_filter import HostFilterTransform
@@ -31,10 +31,10 @@ def compose(pipeline: Any) -> Source[Any]:
         return _of_arrays(checked_source(pipeline, "the pipeline"))
     if isinstance(pipeline, Transform):
         raise PipelineError(
-            f"the pipeline is the transform {pipeline.label} and has no source; write "
-            f"`DataLoader([source, {pipeline.label}])`."
+            f"the pipeline is the transform {pipeline._label} and has no source; write "
+            f"`DataLoader([source, {pipeline._label}])`."
         )
-    _refuse_running(pipeline, "the pipeline")
+    refuse_running(pipeline, "the pipeline")
     if not isinstance(pipeline, Sequence) or isinstance(pipeline, str):
         data = "dataset" if is_dataset(pipeline) else "ArraySampleSource(data)"
         raise PipelineError(
@@ -52,17 +52,17 @@ def compose(pipeline: Any) -> Source[Any]:
 def _of_arrays(source: Source[Any]) -> Source[Any]:
     check_arrays(
         source.element_spec(),
-        f"the last stage, {source.label}",
+        f"the last stage, {source._label}",
         "turn it into arrays or numbers in a HostMapTransform, or in the `collate=` of a "
         "BatchTransform",
     )
-    if isinstance(source.placement, Sharding):  # stages after it may have changed the batch
-        check_fits(
-            source.placement,
+    if isinstance(source.traits.placement, Sharding):  # stages after it may have changed the batch
+        check_layout(
+            source.traits.placement,
             source.element_spec(),
-            source.mask_shape,
-            f"the last stage, {source.label}, after a DevicePutTransform to "
-            f"{in_words(source.placement)}",
+            source.traits.mask_shape,
+            f"the last stage, {source._label}, after a DevicePutTransform to "
+            f"{in_words(source.traits.placement)}",
         )
     return source
 
@@ -76,9 +76,7 @@ def checked_source(source: Source[Any], where: str) -> Source[Any]:
         )
     if isinstance(source, Positional):
         try:
-            _ = (
-                source.length
-            )  # a user's length and ordering are looked at now, not at the first step
+            _ = source.traits  # a user's length and ordering are looked at now, not at a step
         except PipelineError as error:
             raise PipelineError(f"{where}: {error}") from error.__cause__
     return source
@@ -99,47 +97,17 @@ def _first(stage: Any) -> Source[Any]:
     )
 
 
-def _refuse_running(stage: Any, where: str) -> None:
-    """Loaders, their iterators and states are no data, though JAX sees arrays in them."""
-    if hasattr(stage, "next_batch") and hasattr(stage, "scan_epoch"):
-        raise PipelineError(
-            f"{where} is a DataLoader, which is the end of a pipeline and not data; write all "
-            f"stages into one list, or go on from its pipeline: `DataLoader([loader.source, ...])`."
-        )
-    if isinstance(stage, Iterator) and hasattr(stage, "state"):
-        raise PipelineError(
-            f"{where} is an iterator over the batches of a loader; write the stages into one "
-            f"list, or go on from its pipeline: `DataLoader([loader.source, ...])`."
-        )
-    if _is_state(stage):
-        raise PipelineError(
-            f"{where} is {_article(type(stage).__name__)}, a position and not data; pass it to "
-            f"`loader.iterate(state)` or `loader.next_batch(state)`."
-        )
-
-
 def _refuse_pipelines(stage: Any, where: str) -> None:
     """The same for what a tree begins with: trees of data may be long."""
-    _refuse_running(stage, where)
+    refuse_running(stage, where)
     first = _first_part(stage)
     if isinstance(first, Source):
         raise PipelineError(
-            f"{where} is a {type(stage).__name__} of sources, the first {first.label}; join them "
+            f"{where} is a {type(stage).__name__} of sources, the first {first._label}; join them "
             f"with `ConcatSource`, `MixSource` or `ZipSource`, or put the one source first."
         )
     if first is not None:
         _refuse_pipelines(first, f"the first part of {where}")
-
-
-def _is_state(value: Any) -> bool:
-    """Whether it is a state of one of our sources: those of streams have classes of their own."""
-    cls = type(value)
-    ours = cls.__module__.partition(".")[0] == "cereal" and cls.__name__.endswith("State")
-    return isinstance(value, PipelineState) or ours
-
-
-def _article(name: str) -> str:
-    return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
 
 
 def _first_part(stage: Any) -> Any:
@@ -162,7 +130,7 @@ def _attach(source: Source[Any], stage: Any, where: str) -> Source[Any]:
     _refuse_class(stage, where)
     if isinstance(stage, Source):
         raise PipelineError(
-            f"{where} is a second source, {stage.label}; a pipeline has one, at its beginning."
+            f"{where} is a second source, {stage._label}; a pipeline has one, at its beginning."
         )
     stage = _as_host_stage(stage)
     if not callable(stage):
@@ -172,7 +140,7 @@ def _attach(source: Source[Any], stage: Any, where: str) -> Source[Any]:
             f"{where} must be a transform or a function from source to source, got "
             f"{_describe(stage)}; {batch or 'for a function of batches write `MapTransform(fn)`'}."
         )
-    name = stage.label if isinstance(stage, Transform) else _describe(stage)
+    name = stage._label if isinstance(stage, Transform) else _describe(stage)
     try:
         made = stage(source)
     except PipelineError as error:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..core.errors import UsageError
+from ..core.function import function_name
 from ..core.masked import note_unbatched
 from ..core.placement import placed
 from ..core.position import Remainder
@@ -56,7 +57,7 @@ def _check_three(fn: Any, name: str, arguments: str, write: str) -> None:
         if isinstance(fn, types.FunctionType):
             _take_three.add(fn)
     except TypeError as error:
-        called = getattr(fn, "__name__", type(fn).__name__)
+        called = function_name(fn)
         raise UsageError(
             f"`{name}` is called with {arguments}, which `{called}{inspect.signature(fn)}` does "
             f"not take; {write}."
@@ -81,16 +82,16 @@ def scan_steps(
     may move the state, no order is known ahead.
     """
     body = checked_body(body_fn)
-    step_by_step = feedback is not None or (source.callbacks and not remainder)
-    if isinstance(source, Positional) and not source.host and not step_by_step:
+    step_by_step = feedback is not None or (source.traits.callbacks and not remainder)
+    if isinstance(source, Positional) and not source.traits.host and not step_by_step:
         return _scan_rows(source, state, carry, body, steps, unroll, remainder)
 
     def one(loop: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], Any]:
         if isinstance(source, Positional):
             values, mask, state = step_ending(source, loop[0], remainder)
         else:
-            values, mask, state = source.step(loop[0])
-        values, mask = placed(source, values, mask)
+            values, mask, state = source._step(loop[0])
+        values, mask = placed(source.traits, values, mask)
         carry, output = body(loop[1], values, mask)
         if feedback is not None:
             state = _fed_back(feedback, state, carry, output)
@@ -110,16 +111,17 @@ def _fed_back(feedback: FeedbackFn, state: Any, carry: Any, output: Any) -> Any:
             f"{type(made).__name__}; {_WRITE_FEEDBACK}."
             + ("" if type(made) is not type(state) else f" It gave {after} for {before}.")
         )
-    for (path, old), new in zip(
-        jax.tree_util.tree_flatten_with_path(state)[0], jax.tree.leaves(made), strict=True
-    ):
+
+    def checked(path: Any, old: Any, new: Any) -> Any:
         if jnp.shape(new) != old.shape or jnp.result_type(new) != old.dtype:
             raise UsageError(
                 f"`feedback` made `state{jax.tree_util.keystr(path)}` "
                 f"{format_spec(jnp.asarray(new))} of {format_spec(old)}; a loop carries arrays of "
                 f"one shape and dtype."
             )
-    return jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), state, made)
+        return jnp.asarray(new, old.dtype)
+
+    return jax.tree_util.tree_map_with_path(checked, state, made)
 
 
 def checked_body(body_fn: BodyFn) -> BodyFn:
@@ -145,12 +147,12 @@ def scan_read(
     source: Positional[Any], rows: Rows, carry: Any, body: BodyFn, unroll: int | bool
 ) -> tuple[Any, Any]:
     """Runs `body` over batches whose rows are known."""
-    lanes = source.lanes
+    lanes = source.traits.lanes
 
     def one(carry: Any, each: Rows) -> tuple[Any, Any]:
-        values, mask = source.read(each.replaced(key=rows.key))
+        values, mask = source._read(each.replaced(key=rows.key))
         mask = jnp.ones(lanes, jnp.bool_) if mask is None else mask
-        return body(carry, *placed(source, values, mask))
+        return body(carry, *placed(source.traits, values, mask))
 
     return lax.scan(one, carry, rows.lanes, unroll=unroll)
 
@@ -164,11 +166,11 @@ def _scan_rows(
     unroll: int | bool,
     remainder: Remainder | None,
 ) -> tuple[Any, Any, Any]:
-    plan = source.plan.ending(remainder)
+    plan = source._plan.ending(remainder)
 
     def run(words: Any, carry: Any, steps: int) -> tuple[Any, Any, Any]:
         rows, words = plan.rows_for(words, steps)
-        carry, outputs = scan_read(source, source.route(rows), carry, body, unroll)
+        carry, outputs = scan_read(source, source._route(rows), carry, body, unroll)
         return words, carry, outputs
 
     def run_chunk(loop: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], Any]:
@@ -185,9 +187,14 @@ def _scan_rows(
     if rest or not pieces:
         words, carry, outputs = run(words, carry, rest)
         pieces.append(outputs)
-    outputs = jax.tree.map(lambda *parts: jnp.concatenate(parts), *pieces)
-    outputs = pieces[0] if len(pieces) == 1 else outputs
-    return state.replaced(words), carry, outputs
+    return state.replaced(words), carry, joined(pieces)
+
+
+def joined(pieces: list[Any]) -> Any:
+    """The outputs of several runs of steps, one after the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *pieces)
 
 
 def chunk_steps(steps: int, most: int) -> int:

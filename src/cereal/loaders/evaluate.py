@@ -20,8 +20,8 @@ from ..core.position import Remainder
 from ..core.positional import Positional
 from ..core.source import Source
 from ..core.spec import at_least_float32
+from ..core.stream_stages import StreamWrapper
 from ..core.traced_stage import current
-from ..core.wrapper import Wrapper
 from ..transforms.batch import BatchedStream, BatchTransform
 from .epoch_scan import scan_read, scan_steps
 from .host_scan import scan_host
@@ -66,19 +66,18 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *args: Any, key: A
     state = loader.init_state(key)
     source = current(loader.running, state)
     remainder: Remainder | None = None
-    steps = loader.steps_per_epoch
     if isinstance(source, Positional):
         remainder = "pad"
-        steps = source.plan.ending(remainder).steps
+        steps = source._plan.ending(remainder).steps
     else:
         source = _padded(source)
         state, steps = DataLoader(source).init_state(key), source.steps_per_epoch
     source = resolve(source, state)
-    if isinstance(source, Positional) and source.host:
+    if source.traits.host:
         raise_kept((identity_on_host(source),))
-    with raising(source.callbacks):
+    with raising(source.traits.callbacks):
         if eager():
-            check_given(source.placement, loader=source, state=state)
+            check_given(source.traits.placement, loader=source, state=state)
             return _run(source, state, fn, args, steps, remainder)
         body = _with(args, _metrics(fn))
         return _means(scan_steps(source, state, None, body, steps, 1, remainder)[2])
@@ -86,7 +85,7 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *args: Any, key: A
 
 def _padded(stream: Source[Any]) -> Any:
     """A stream with the same stages, whose batches pad the end of an epoch."""
-    if not isinstance(stream, Wrapper):
+    if not isinstance(stream, StreamWrapper):
         return stream
     source: Any = stream
     inner = _padded(source.source)
@@ -101,25 +100,18 @@ def _run(
 ) -> Any:
     """`evaluate` outside of traced functions."""
     body = Body(_metrics(fn), (fn,), args, source)
-    if isinstance(source, Positional) and source.host:
+    if source.traits.host:
 
-        def make_host(metrics: Any) -> Any:
-            def sums_of_rows(source: Any, rows: Any, args: Any) -> tuple[Any, Any]:
-                return args, scan_read(source, rows, None, _with(args, metrics), 1)[1]
+        def sums(metrics: Any, source: Any, rows: Any, args: Any) -> tuple[Any, Any]:
+            return args, scan_read(source, rows, None, _with(args, metrics), 1)[1]
 
-            return sums_of_rows
-
-        run = program(("sums", len(args)), body, make_host)
+        run = program(("sums", len(args)), body, sums)
         return _means_of(scan_host(source, state, args, run, steps, remainder)[2])
 
-    def make(metrics: Any) -> Any:
-        def means(source: Any, state: Any, args: Any) -> Any:
-            steps_of = scan_steps(source, state, None, _with(args, metrics), steps, 1, remainder)
-            return _means(steps_of[2])
+    def means(metrics: Any, source: Any, state: Any, args: Any) -> Any:
+        return _means(scan_steps(source, state, None, _with(args, metrics), steps, 1, remainder)[2])
 
-        return means
-
-    return program(("means", steps, remainder), body, make)(source, state, args)
+    return program(("means", steps, remainder), body, means)(source, state, args)
 
 
 def _with(args: Any, metrics: Any) -> Any:
@@ -136,10 +128,9 @@ def _metrics(fn: Any) -> Any:
         except Exception as error:
             note_unbatched(error, mask)
             raise
-        return jax.tree_util.tree_map_with_path(summed(mask), values), _count(mask)
-
-    def summed(mask: Any) -> Any:
-        return lambda path, leaf: _masked_sum(leaf, mask, jax.tree_util.keystr(path))
+        summed = lambda path, leaf: _masked_sum(leaf, mask, jax.tree_util.keystr(path))  # noqa: E731
+        sums = jax.tree_util.tree_map_with_path(summed, values)
+        return sums, jnp.sum(mask, dtype=jnp.int32)
 
     return metrics
 
@@ -164,10 +155,6 @@ def _masked_sum(leaf: Any, mask: Any, path: str) -> Any:
         return jnp.sum(leaf & wide, axis=axes, dtype=jnp.int32)  # counted exactly
     leaf = leaf.astype(at_least_float32(leaf.dtype))
     return jnp.sum(jnp.where(wide, leaf, jnp.zeros_like(leaf)), axis=axes)
-
-
-def _count(mask: Any) -> Any:
-    return jnp.sum(mask, dtype=jnp.int32)
 
 
 def _means(sums: Any) -> Any:

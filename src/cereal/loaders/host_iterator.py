@@ -4,8 +4,8 @@
     this        take step 3 when it is read  ->  start its transfer and its compiled stages
     the user    has step 2
 
-All that changes when a batch is handed out is one number, in the last line: an interrupt at any
-other place loses nothing.
+To hand out a batch changes one number, in the last line: an interrupt at any other place loses
+nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 
 from ..core.callback import raise_kept, raising
 from ..core.errors import PipelineError
-from ..core.execute import Delivery
+from ..core.execute import Delivery, moved
 from ..core.host_data import identity_on_host
 from ..core.source import Mask
 from ..core.state import PipelineState
@@ -41,13 +41,13 @@ class HostIterator(WalkingIterator[T]):
         self._track = self._close = None
         self._deliver = Delivery(source, ahead=True)
         # One at a time: callbacks run when a batch is asked for, and an end must not come early.
-        self._plainly = bool(source.callbacks) or source.unknown_length
+        self._plainly = bool(source.traits.callbacks) or source.traits.unknown_length
         super().__init__(source, *args)
 
     def _start(self, state: PipelineState, steps: int | None) -> None:
         super()._start(state, steps)
-        if self._source.stream is not None:
-            self._source.stream.adopt(state.bookmark)
+        if self._source._iterators is not None:
+            self._source._iterators.adopt(state.bookmark)
 
     def _begin(self, walk: Walk) -> None:
         self.close()
@@ -57,11 +57,9 @@ class HostIterator(WalkingIterator[T]):
 
     def _open(self, step: int) -> None:
         """Lets reading begin, or begin again, at this step."""
-        source = self._source
-        walk = self._walk
-        words = to_device(walk.words_at(step))
+        source, walk = self._source, self._walk
         total = None if walk.total is None else walk.total - step
-        track = source.readers.track(source.source, words, total)
+        track = source.readers.track(source, to_device(walk.words_at(step)), total)
         self._track, self._base = track, step
         self._close = weakref.finalize(self, _abandon, track)
         track.start()
@@ -103,15 +101,14 @@ class HostIterator(WalkingIterator[T]):
         if self._track is None:
             self._open(step)
         rows: Any = self._track.take(step - self._base)  # type: ignore[union-attr]
-        while self._source.unknown_length and self._epoch_is_over(step):
+        while self._source.traits.unknown_length and self._epoch_is_over(step):
             rows, step = self._next_epoch(step), 0
         self._made[step] = self._delivered(rows)
 
     def _delivered(self, rows: Any) -> tuple[Any, Any]:
-        callbacks = self._source.callbacks
-        if not callbacks:
+        if not self._source.traits.callbacks:
             return self._deliver(rows, masked=True)
-        with raising(callbacks):
+        with raising(self._source.traits.callbacks):
             # The user's function has run, or has failed, when the batch is handed out.
             return jax.block_until_ready(self._deliver(rows, masked=True))
 
@@ -120,19 +117,19 @@ class HostIterator(WalkingIterator[T]):
     @property
     def _least(self) -> int:
         """How many elements a batch must have at least."""
-        plan = self._source.plan
+        plan = self._source._plan
         return plan.batch if plan.remainder == "drop" else 1
 
     def _epoch_is_over(self, step: int) -> bool:
         epoch, offset = self._walk.at(step)
-        end = self._source.stream.end_of(self._walk.key, epoch)
+        end = self._source._iterators.end_of(self._walk.key, epoch)
         return end is not None and offset + self._least > end
 
     def _next_epoch(self, step: int) -> Any:
         epoch, offset = self._walk.at(step)
-        end = self._source.stream.end_of(self._walk.key, epoch) or 0
+        end = self._source._iterators.end_of(self._walk.key, epoch) or 0
         nothing = offset == 0 and end < self._least
-        following = Walk(self._source, self._walk.key, epoch + 1, 0)
+        following = Walk(self._source._plan, self._walk.key, epoch + 1, 0)
         following.total = self._left
         following.epochs = None if self._walk.epochs is None else self._walk.epochs - 1
         if self._steps is None and (following.epochs == 0 or nothing):
@@ -141,15 +138,15 @@ class HostIterator(WalkingIterator[T]):
         self._end_if_done()
         if nothing:
             raise PipelineError(
-                f"the iterator of an IterableSource gave {end} elements in epoch {epoch}: there "
-                f"is no batch of at least {self._least}."
+                f"the iterator of an IterableSource gave {end} elements in epoch {epoch}, and a "
+                f"batch needs at least {self._least}; let it give more, or write a smaller batch."
             )
         self._open(0)
         return self._track.take(0)
 
     def _state_now(self) -> PipelineState:
         state = super()._state_now()
-        return self._source.moved(state, state.words)
+        return moved(self._source, state, state.words)
 
     @property
     def skipped(self) -> int:

@@ -15,16 +15,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from ..core.execute import stripped
-from ..core.position import Remainder, starts
+from ..core.execute import moved, stripped
+from ..core.position import Remainder
 from ..core.spec import Spec
-from ..core.state import PipelineState, host_words, make_words
+from ..core.state import PipelineState
 from ..core.transfer import sent, to_device, to_host
-from .epoch_scan import chunk_steps
+from .epoch_scan import chunk_steps, joined
 from .read_ahead import MOST_BYTES
+from .walk import Walk
 
 MOST_STEPS = 16
 
@@ -45,15 +44,9 @@ def scan_host(
     size = Spec(source.element_spec()).nbytes
     chunk = chunk_steps(steps, max(1, min(MOST_STEPS, MOST_BYTES // max(size, 1))))
     whole, rest = divmod(steps, chunk)
-    key0, key1, epoch, offset = host_words(state)
-    arithmetic = source.plan.ending(remainder).arithmetic
-
-    def words_after(count: int) -> Any:
-        at = starts(np, epoch, offset, count, **arithmetic)
-        return to_device(make_words((key0, key1), int(at[0]), int(at[1])))
-
-    if source.stream is not None:
-        source.stream.adopt(state.bookmark)
+    walk = Walk.starting(source._plan.ending(remainder), state.words)
+    if source._iterators is not None:
+        source._iterators.adopt(state.bookmark)
     light, pieces, running = stripped(source), [], deque()
     # What is left over comes first: the smaller chunk is read sooner, and the rest meanwhile.
     plan = ((0, 1, rest), (rest, whole, chunk))
@@ -61,7 +54,7 @@ def scan_host(
         opened = []
         for begin, count, each in plan:
             if count and each:
-                track = _track(source, words_after(begin), count, each, remainder)
+                track = _track(source, to_device(walk.words_at(begin)), count, each, remainder)
                 tracks.callback(track.close)
                 track.start()
                 opened.append((track, count, each))
@@ -74,29 +67,21 @@ def scan_host(
                 if len(running) > 2:
                     jax.block_until_ready(running.popleft())
     if not pieces:
-        rows = jax.tree.map(lambda x: x[:0], source.fetch(_rows_of(source, state)))
+        rows, _ = source._plan.rows_for(to_host(state.words), 1)
+        rows = jax.tree.map(lambda x: x[:0], source._fetch(source._route(rows)))
         carry, outputs = program(light, sent(rows), carry)
         pieces.append(outputs)
-    outputs = pieces[0]
-    if len(pieces) > 1:
-        outputs = jax.tree.map(lambda *parts: jnp.concatenate(parts), *pieces)
-    return source.moved(state, words_after(steps)), carry, outputs
+    return moved(source, state, to_device(walk.words_at(steps))), carry, joined(pieces)
 
 
 def _track(source: Any, words: Any, count: int, each: int, remainder: Remainder | None) -> Any:
     """So many chunks of `each` steps, read ahead."""
     readers = source.readers
     return readers.track(
-        source.source,
+        source,
         words,
         count,
         remainder=remainder,
         steps_at_once=each,
         prefetch=max(1, -(-readers.prefetch // each)),
     )
-
-
-def _rows_of(source: Any, state: PipelineState) -> Any:
-    """The rows of one step, as a chunk."""
-    rows, _ = source.plan.rows_for(to_host(state.words), 1)
-    return source.route(rows)

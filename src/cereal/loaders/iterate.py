@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-import jax
-import jax.core
-
-from ..core.capture import staging
+from ..core.capture import any_traced, staging
 from ..core.errors import UsageError
 from ..core.positional import Positional
 from ..core.source import Source
-from ..core.staged import StreamStage
 from ..core.state import check_state, refuse_key
 from ..core.traced_stage import current
 from .batch_iterator import BatchIterator
@@ -32,17 +28,16 @@ def iterator_over(
     if not isinstance(source, Positional):
         refuse_key(state)
         return StreamIterator(current(source, state), state, steps, epochs, progress)
-    check_state(state, source.fingerprint)
+    check_state(state, source._fingerprint)
     source = current(source, state)
-    kind = SteppingIterator if source.callbacks else PositionalIterator
-    kind = HostIterator if source.host else kind
+    kind = SteppingIterator if source.traits.callbacks else PositionalIterator
+    kind = HostIterator if source.traits.host else kind
     return kind(source, state, steps, epochs, progress, learnt)
 
 
 def refuse_traced(arguments: Any) -> None:
     """A Python loop cannot be recorded into a program."""
-    leaves = jax.tree.leaves(arguments)
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or staging():
+    if any_traced(arguments) or staging():
         raise UsageError(
             "`iterate` is a Python loop and cannot run inside a traced function; there write "
             "`loader.scan_epoch(state, carry, body_fn)` or `loader.next_batch(state)`."
@@ -51,7 +46,7 @@ def refuse_traced(arguments: Any) -> None:
 
 def refuse_random(source: Source[Any], what: str) -> None:
     """Without a state, a random pipeline would begin with the same key every time."""
-    random = _is_random(source)
+    random = source.traits.random
     if random is not False:
         why = "is random" if random else "may be random (it begins with a stream)"
         raise UsageError(
@@ -59,15 +54,6 @@ def refuse_random(source: Source[Any], what: str) -> None:
             f"order every time. Write `state = loader.init_state(key)` and "
             f"`for batch, mask in loader.iterate(state):`."
         )
-
-
-def _is_random(source: Source[Any]) -> bool | None:
-    """Whether what it gives depends on the key; None: of a user's own stream nobody knows."""
-    if isinstance(source, Positional):
-        return source.random
-    if isinstance(source, StreamStage) and source.stage.random:
-        return True
-    return None if source.inner is None else _is_random(source.inner)
 
 
 def refuse_positional(misplaced: tuple[Any, ...]) -> NoReturn:

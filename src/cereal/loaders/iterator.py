@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from ..core.execute import run_next
+from ..core.execute import run
 from ..core.positional import Positional
 from ..core.source import Mask, Source
-from ..core.state import PipelineState, check_state, check_within, host_words
+from ..core.state import PipelineState, check_state, check_within
 from ..core.transfer import to_device
 from ..monitor.progress import progress_bar
 from .batch_iterator import BatchIterator
@@ -54,12 +54,11 @@ class WalkingIterator(BatchIterator[T]):
 
     def _start(self, state: PipelineState, steps: int | None) -> None:
         """Goes on from a state, for so many steps, or if that is None for the epochs asked for."""
-        key0, key1, epoch, offset = host_words(state)
-        check_within(offset, self._source.length)
-        walk = self._kind(self._source, (key0, key1), epoch, offset)
+        walk = self._kind.starting(self._source._plan, state.words)
+        check_within(walk.offset, self._source.traits.length)
         if steps is not None:
             walk.total = steps
-        elif self._source.unknown_length:
+        elif self._source.traits.unknown_length:
             walk.epochs = self._epochs
         elif self._epochs is not None:
             walk.total = walk.to_the_end(self._epochs)
@@ -75,11 +74,10 @@ class WalkingIterator(BatchIterator[T]):
         return self._walk.left
 
     def _beginning(self, walk: Walk) -> tuple[Key, int] | None:
-        source = self._source
-        if not source.random or not walk.from_the_beginning:
-            return None
-        whole = source.unknown_length or walk.total is None or walk.total >= walk.to_the_end(1)
-        return (walk.key, walk.epoch) if whole else None
+        source, total = self._source, walk.total
+        whole = source.traits.unknown_length or total is None or total >= walk.to_the_end(1)
+        watched = source.traits.random and whole and walk.from_the_beginning
+        return (walk.key, walk.epoch) if watched else None
 
     def _note_end(self) -> None:
         if self.began is not None:
@@ -91,18 +89,18 @@ class WalkingIterator(BatchIterator[T]):
     def _state_now(self) -> PipelineState:
         walk = self._walk
         words = to_device(walk.words_at(walk.handed))
-        return PipelineState(words, self._source.fingerprint)
+        return PipelineState(words, self._source._fingerprint)
 
     def _set_state(self, state: PipelineState) -> None:
-        check_state(state, self._source.fingerprint)
+        check_state(state, self._source._fingerprint)
         self._start(state, None if self._steps is None else self._left)
 
 
-class _Ahead(Walk):
-    """A walk whose batches are asked for ahead."""
+class _MadeWalk(Walk):
+    """A walk that knows which of its batches are made."""
 
-    # Batches that wait to be handed out, how many were asked for, and the words after those. To
-    # hand one out is to take it from those that wait, and nothing else.
+    # Batches that wait to be handed out, how many were made, and where the next one begins: the
+    # state's words, or the state. To hand one out is to take it from those that wait, no more.
     made: tuple[deque[tuple[Any, Any]], int, Any]
 
     @property
@@ -114,11 +112,9 @@ class _Ahead(Walk):
 class PositionalIterator(WalkingIterator[T]):
     """Iterates an indexed pipeline, reading ahead."""
 
-    _kind = _Ahead
-    _walk: Any
+    _kind = _MadeWalk
 
-    def _begin(self, walk: Walk) -> None:
-        assert isinstance(walk, _Ahead)
+    def _begin(self, walk: Any) -> None:
         # The words are our own copy, so that the state may be donated.
         walk.made = deque(), 0, to_device(walk.words_at(0))
         self._plan_calls(walk)
@@ -135,7 +131,7 @@ class PositionalIterator(WalkingIterator[T]):
         come = self._source.steps_per_epoch if self._steps is None else 0
         if walk.total is not None and max(walk.total, come) < LEAST_CALLS * many:
             many = 1
-        known = True if self._source.light else self._learnt.ahead
+        known = True if self._source.traits.light else self._learnt.ahead
         self._many, self._count = many, many if known else 1
         self._undecided = many > 1 and known is None
 
@@ -167,41 +163,29 @@ class PositionalIterator(WalkingIterator[T]):
         return True
 
     def _judge(self, asked: int, seconds: float) -> None:
-        """Decides by what a batch costs; one that came late may have met others at work."""
+        """Decides by the time of a batch. Several are tried: one may be late by chance."""
         cheap = seconds < _WORTH_READING_AHEAD
         if cheap or asked >= _TRIALS:
             self._count = self._many if self._learnt.decide(cheap) else 1
             self._undecided = False
 
 
-class _Steps(Walk):
-    """A walk that is made step by step."""
-
-    made: tuple[int, PipelineState]  # how many batches the user has, and the state after them
-
-    @property
-    def handed(self) -> int:  # type: ignore[override]
-        return self.made[0]
-
-
 class SteppingIterator(WalkingIterator[T]):
     """Iterates an indexed pipeline whose callbacks must run once per batch, in order."""
 
-    _kind = _Steps
-    _walk: Any
+    _kind = _MadeWalk
 
-    def _begin(self, walk: Walk) -> None:
-        assert isinstance(walk, _Steps)
+    def _begin(self, walk: Any) -> None:
         words = to_device(walk.words_at(0))
-        walk.made = 0, PipelineState(words, self._source.fingerprint)
+        walk.made = deque(), 0, PipelineState(words, self._source._fingerprint)
         self._walk = walk
 
     def _advance(self) -> tuple[T, Mask]:
         self._end_if_done()
-        handed, state = self._walk.made
-        batch, mask, state = run_next(self._source, state)
+        nothing, handed, state = self._walk.made
+        batch, mask, state = run(self._source, state)
         self._bar.update()
-        self._walk.made = handed + 1, state
+        self._walk.made = nothing, handed + 1, state
         return batch, mask
 
 
@@ -230,7 +214,7 @@ class StreamIterator(BatchIterator[T]):
     def _advance(self) -> tuple[T, Mask]:
         self._end_if_done()
         state, left = self._at
-        batch, mask, state = run_next(self._source, state)
+        batch, mask, state = run(self._source, state)
         self._bar.update()
         self._at = state, None if left is None else left - 1
         return batch, mask
@@ -243,5 +227,5 @@ class StreamIterator(BatchIterator[T]):
 
 
 def _copied(state: Any) -> Any:
-    """Our own copy, so that the user may donate his."""
+    """Our own copy, so that the user may donate the state to a program."""
     return jax.tree.map(jnp.copy, state)

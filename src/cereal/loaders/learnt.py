@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections import OrderedDict
 
+from ..core.compiled import Latest
 from ..core.errors import EpochWarning
 
-_MOST_KEYS = 64
 Key = tuple[int, int]
 
 
@@ -16,14 +15,14 @@ class Learnt:
     """Belongs to one loader and goes with it; thread-safe.
 
     `ahead` says whether one call should make many batches of a pipeline with user functions: None
-    until the first long iteration has seen what a batch costs, and then for good, since changing
-    one's mind means to compile in the middle of a training.
+    until the first long iteration has seen what a batch costs. Then it never changes, since to
+    change it would compile another program in the middle of a training.
     """
 
     def __init__(self) -> None:
         self.ahead: bool | None = None
         self._lock = threading.Lock()
-        self._ended: OrderedDict[Key, int] = OrderedDict()
+        self._ended = Latest()  # by key, the last epoch that was run to its end
         self._warned = False
 
     def decide(self, ahead: bool) -> bool:
@@ -35,11 +34,7 @@ class Learnt:
 
     def ended(self, key: Key, epoch: int) -> None:
         """An iteration has run this epoch, the last one asked of it, to its end."""
-        with self._lock:
-            self._ended[key] = epoch
-            self._ended.move_to_end(key)
-            if len(self._ended) > _MOST_KEYS:
-                self._ended.popitem(last=False)
+        self._ended.put(key, epoch)
 
     def forget_epochs(self) -> None:
         """As if nothing had been run yet."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, Never, TypeVar, overload
@@ -13,11 +12,12 @@ import numpy as np
 
 from ..core.callback import raise_kept
 from ..core.capture import resolve
-from ..core.errors import PipelineError, UsageError
+from ..core.errors import UsageError
 from ..core.execute import read_rows
 from ..core.flax_states import enter_into_flax
 from ..core.host_data import identity_on_host
-from ..core.numbers import as_whole
+from ..core.numbers import as_count, as_optional_count
+from ..core.pipeline import as_built, elements_of
 from ..core.policy import get_policy_state, set_policy_state
 from ..core.position import starts
 from ..core.positional import Positional
@@ -38,7 +38,7 @@ from .learnt import Learnt
 from .next_batch import NextBatch
 from .scan_epoch import scan_epoch
 from .workers.options import check_options
-from .workers.seam import Seam, with_readers
+from .workers.readers import with_readers
 
 T = TypeVar("T")
 Carry = TypeVar("Carry")
@@ -68,6 +68,25 @@ class DataLoader(Generic[T]):
     (4, 8, 8) 4
     (4, 8, 8) 4
     (4, 8, 8) 2
+
+    The options are for what Python reads: files, datasets, HostMapTransform and its like. Where
+    compiled code reads the data they have no effect, and an OptionWarning says so.
+
+    Args:
+        pipeline: A list that begins with a source, arrays or a dataset, stages behind it; or one
+            source, such as `BatchTransform(4)(source)`.
+        workers: How many threads read. By default the loader chooses: none for small batches that
+            one NumPy call reads, one if such a batch has 1 MB or more, and up to four, one per CPU,
+            where Python makes every element. 0 reads in your own thread, to debug.
+        prefetch: How many batches are read ahead at most. By default two per thread, and two at
+            least; fewer if they took more than 256 MB. If a source has a `prefetch_size`, so many
+            elements are read ahead instead.
+        on_error: What to do if an element cannot be read. "raise", the default: the step raises
+            that error when its batch is due. "skip": the element is masked, and counted in
+            `loader.skipped`. A function: it gets the error, and returns the element to take
+            instead, or None to skip it.
+        timeout: How many seconds an element may take before that is an error; it needs a worker.
+            None, the default, is no limit.
     """
 
     raises_unseen: ClassVar[bool] = True
@@ -86,7 +105,7 @@ class DataLoader(Generic[T]):
     ) -> None: ...
     @overload
     def __init__(
-        self,
+        self: DataLoader[Any],  # what stages in a list make of each other, types cannot say
         pipeline: Sequence[Any],
         *,
         workers: int | None = None,
@@ -112,7 +131,12 @@ class DataLoader(Generic[T]):
     @property
     def source(self) -> Source[T]:
         """The pipeline: a source with the stages around it."""
-        return self.running.source if isinstance(self.running, Seam) else self.running
+        return as_built(self.running)
+
+    @property
+    def readers(self) -> Any:
+        """Who reads what Python makes of the pipeline; None: it makes nothing."""
+        return getattr(self.running, "readers", None)
 
     # One step
 
@@ -152,22 +176,26 @@ class DataLoader(Generic[T]):
     ) -> BatchIterator[T]:
         """A Python iterator over `(batch, mask)`, to the end of the state's epoch.
 
-        From the middle of an epoch it gives the rest. `steps=` gives that many batches instead,
-        `epochs=` that many epochs, None no end. Its `state` is exact after every batch, and that
-        after the last one begins the next epoch:
+        Its `state` is exact after every batch, and that after the last one begins the next epoch:
 
             for epoch in range(10):
                 batches = loader.iterate(state)
                 for batch, mask in batches: ...
                 state = batches.state
 
-        Without a state it starts from key 0, if the pipeline is not random.
-        `progress=True` shows a bar; a string is its title.
+        Args:
+            state: Where to begin; in the middle of an epoch, it gives the rest. It may be left out
+                if the pipeline is not random: then it begins with the first batch, of key 0.
+            steps: Gives so many batches, through as many epochs as it takes. By default it is not
+                given, and `epochs` decides.
+            epochs: Ends after so many epochs, that of the state included; 1 by default. None is
+                without end.
+            progress: True shows a progress bar, a string is its title; False, the default, nothing.
         """
         if misplaced:
             refuse_positional(misplaced)
-        _check_count("steps", steps, 0)
-        _check_count("epochs", epochs, 1)
+        steps = as_optional_count(steps, "steps", "iterate", 0)
+        epochs = as_optional_count(epochs, "epochs", "iterate")
         if state is None:
             refuse_random(self.source, "`loader.iterate()`")
             state = self.init_state(0)
@@ -195,12 +223,10 @@ class DataLoader(Generic[T]):
     ) -> tuple[Any, Carry, Any]:
         """Runs `body_fn(carry, batch, mask) -> (carry, output)` over an epoch, as one program.
 
-        Returns `(state, carry, outputs)`, the outputs stacked. It runs `steps_per_epoch` batches,
-        or `steps`. A body at the level of a module is compiled once; one that belongs to an object,
-        or is defined anew, is traced at every call (milliseconds) and compiled once. What it
-        refers to is what it is when `scan_epoch` is called. `progress=True` shows a bar.
-        `feedback(state, carry, output) -> state` changes the loader's state after every batch:
-        so a policy that was just trained acts in the next one.
+        Returns `(state, carry, outputs)`, the outputs stacked. A body at the level of a module is
+        compiled once; one that belongs to an object, or is defined anew, is traced at every call
+        (milliseconds) and compiled once. What it refers to is what it is when `scan_epoch` is
+        called.
 
         >>> import cereal
         >>> loader = cereal.DataLoader([cereal.RangeSource(8), cereal.BatchTransform(4)])
@@ -209,14 +235,25 @@ class DataLoader(Generic[T]):
         >>> state, total, firsts = loader.scan_epoch(loader.init_state(0), 0, add)
         >>> int(total), firsts.tolist()
         (28, [0, 4])
+
+        Args:
+            state: Where to begin, as `init_state` and the last step return it.
+            carry: What the body gets first and hands on, a tree of arrays: parameters, for example.
+            body_fn: A function that JAX can trace.
+            steps: How many batches; by default `steps_per_epoch`, also from the middle of an epoch.
+            unroll: How many steps of the loop are compiled as one, as in `jax.lax.scan`; 1 by
+                default.
+            feedback: `feedback(state, carry, output) -> state` changes the loader's state after
+                every batch: a policy that was just trained acts in the next. By default, none.
+            progress: True shows a progress bar, a string is its title; False, the default, nothing.
         """
-        _check_count("steps", steps, 0)
+        steps = as_optional_count(steps, "steps", "scan_epoch", 0)
         check_body(body_fn, feedback)
         if isinstance(self.source, Positional):
-            check_state(state, self.source.fingerprint)
-        steps = self.steps_per_epoch if steps is None else operator.index(steps)
+            check_state(state, self.source._fingerprint)
+        steps = self.steps_per_epoch if steps is None else steps
         source = resolve(current(self.running, state), state)
-        if isinstance(source, Positional) and source.host:
+        if source.traits.host:
             raise_kept((identity_on_host(source),))
         return scan_epoch(source, state, carry, body_fn, steps, unroll, feedback, progress)
 
@@ -240,11 +277,11 @@ class DataLoader(Generic[T]):
     def state_at(self, key: Any, step: int) -> PipelineState:
         """The state from which step number `step` (from 0, through all epochs) is made; O(1)."""
         source = self._positional("state_at")
-        _check_count("step", step, 0)
-        epoch, offset = starts(np, 0, 0, operator.index(step), **source.plan.arithmetic)
+        step = as_count(step, "step", "state_at", 0)
+        epoch, offset = starts(np, 0, 0, step, **source._plan.arithmetic)
         key0, key1 = to_host(key_words(key)).tolist()
         words = make_words((key0, key1), int(epoch), int(offset))
-        return PipelineState(to_device(words), source.fingerprint)
+        return PipelineState(to_device(words), source._fingerprint)
 
     def batch_at(self, key: Any, step: int) -> tuple[T, Mask]:
         """The batch of step number `step` and its mask, whatever was read before.
@@ -267,14 +304,14 @@ class DataLoader(Generic[T]):
         array([4, 5, 6, 7])
         """
         source = self._positional("indices_at")
-        rows, _ = source.plan.rows_for(to_host(self.state_at(key, step).words), 1)
+        rows, _ = source._plan.rows_for(to_host(self.state_at(key, step).words), 1)
         index = rows.index.reshape(-1)
         return index if rows.valid is None else index[rows.valid.reshape(-1)]
 
     def _positional(self, name: str) -> Positional[T]:
         if not isinstance(self.source, Positional):
             raise UsageError(
-                f"`{name}` needs an indexed pipeline; {self.source.label} is a stream, whose "
+                f"`{name}` needs an indexed pipeline; {self.source._label} is a stream, whose "
                 f"batches depend on those before: step through it with `next_batch`."
             )
         return self.source
@@ -284,7 +321,7 @@ class DataLoader(Generic[T]):
     @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch that starts at its beginning."""
-        if isinstance(self.source, Positional) and self.source.unknown_length:
+        if self.source.traits.unknown_length:
             raise UsageError(
                 "how many batches an epoch has is not known: the data only iterates. Pass "
                 "`IterableSource(make_iterator, length=...)`, or `steps=` to `scan_epoch`; "
@@ -307,20 +344,14 @@ class DataLoader(Generic[T]):
         return f"DataLoader: {summary(self.source)}\n{draw(self.source, self._reading())}"
 
     def _reading(self) -> str:
-        if not isinstance(self.running, Seam):
-            return ""
-        readers = self.running.readers
-        if not readers.threads:
-            return "read by the caller"
-        threads = "1 thread" if readers.threads == 1 else f"{readers.threads} threads"
-        return f"read by {threads}, {readers.prefetch} batches ahead"
+        return "" if self.readers is None else self.readers.in_words()
 
     # The host part
 
     @property
     def skipped(self) -> int:
         """How many elements were left out because of errors, under `on_error`."""
-        return self.running.readers.skipped if isinstance(self.running, Seam) else 0
+        return 0 if self.readers is None else self.readers.skipped
 
     def read_element(self, index: int, *, key: Any = 0, epoch: int = 0) -> Any:
         """The element of an index as it is before batching, read by the caller; for debugging.
@@ -330,21 +361,20 @@ class DataLoader(Generic[T]):
         >>> loader.read_element(1)
         2
         """
-        source: Any = current(self._positional("read_element"), None)
-        while source.lanes:
-            source = source.inner
-        whole = as_whole(index)
-        if whole is None or not 0 <= whole < len(source):
-            raise UsageError(
-                f"`index` must be an integer from 0 to {len(source) - 1}, got {index!r}."
-            )
-        _check_count("epoch", epoch, 0)
+        source = elements_of(current(self._positional("read_element"), None))
+        last = len(source) - 1
+        whole = as_count(index, "index", "read_element", 0, last, error=UsageError)
+        epoch = as_count(epoch, "epoch", "read_element", 0)
         words = to_host(key_words(key))
         rows = routed_at(source, np.array([whole]), words, epoch)
-        if source.host and source.produces:
-            found = source.produce(rows).element(0)
+        if source.traits.host and source.traits.by_python:
+            found = source._produce(rows).element(0)
             if found is SKIPPED:
-                why = "the iterator has ended" if source.unknown_length else "it is filtered out"
+                why = (
+                    "the iterator has ended"
+                    if source.traits.unknown_length
+                    else "it is filtered out"
+                )
                 raise UsageError(f"there is no element {whole}: {why}.")
             return found
         values, _ = read_rows(source, rows, masked=False)
@@ -355,8 +385,8 @@ class DataLoader(Generic[T]):
 
         Raises what a host function raised in a program over several devices, and nobody has seen.
         """
-        if isinstance(self.running, Seam):
-            self.running.readers.close()
+        if self.readers is not None:
+            self.readers.close()
         self.source.close()
         raise_unseen()
 
@@ -374,11 +404,3 @@ class DataLoader(Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {"running": self.running}
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if value is None:
-        return
-    number = as_whole(value)
-    if number is None or number < least:
-        raise PipelineError(f"`{name}` must be an integer of at least {least}, got {value!r}.")

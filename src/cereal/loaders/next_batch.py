@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from ..core.capture import is_concrete
 from ..core.errors import UsageError
-from ..core.execute import run_next
+from ..core.execute import run
 from ..core.flax_states import enter_into_flax
 from ..core.positional import Positional
 from ..core.source import Mask, Source
@@ -38,15 +38,15 @@ class NextBatch(Generic[T]):
             )
         enter_into_flax()
         if isinstance(self._source, Positional):
-            check_state(state, self._source.fingerprint)
+            check_state(state, self._source._fingerprint)
             if not self._looked:
                 self._look(self._source, state)
-        batch, mask, state = run_next(self._source, state)
+        batch, mask, state = run(self._source, state)
         return batch, state, mask
 
     def _look(self, source: Positional[T], state: PipelineState) -> None:
         """At the first state only, the one that a checkpoint may have spoilt: to wait at every step
         for words that lie on a device would halve the speed."""
         if is_concrete(state.words) and state.words.is_fully_addressable:
-            check_within(host_words(state)[3], source.length)
+            check_within(host_words(state)[3], source.traits.length)
             self._looked = True

@@ -14,13 +14,13 @@ from typing import Any
 
 from ..core.capture import eager
 from ..core.errors import PipelineError, UsageError
-from ..core.numbers import as_whole
+from ..core.numbers import as_optional_count
 from ..monitor.sheet.captions import as_names, captions
 from ..monitor.sheet.contact_sheet import ContactSheet, checked_path, contact_sheet, pillow
 from ..monitor.sheet.contents import Contents, describe, find_contents
 from ..monitor.sheet.line_plot import line_plots
-from ..monitor.sheet.pixels import as_image, numeric, range_of, to_pixels
-from .some_elements import Some, some_elements
+from ..monitor.sheet.pixels import IMAGE_SHAPES, as_image, numeric, range_of, to_pixels
+from .preview_elements import PreviewElements, preview_elements
 
 
 def preview(
@@ -82,9 +82,10 @@ def preview(
         )
     pillow()
     target = None if path is None else checked_path(path)
-    columns, scale = _whole("columns", columns, 1), _positive(scale)
+    columns, scale = _count(columns, "columns", 1), _positive(scale)
     names = as_names(classes)
-    some = some_elements(data, _whole("count", count, 1), state, key, _whole("step", step, 0))
+    count, step = _count(count, "count", 1), _count(step, "step", 0)
+    some = preview_elements(data, count, state, key, step)
     contents = find_contents(
         some.columns,
         image_key=image_key,
@@ -114,17 +115,20 @@ def preview(
     return sheet
 
 
-def _drawn(contents: Contents, some: Some, scale: float | None) -> tuple[list[Any], str]:
+def _drawn(contents: Contents, some: PreviewElements, scale: float | None) -> tuple[list[Any], str]:
     """The pixels of every element, and what the sheet says below."""
-    shown = describe({name: some.columns[name] for name in contents.drawn}).strip("{}")
-    arrays = [[numeric(some.columns[name][i]) for name in contents.drawn] for i in range(some.n)]
+    drawn = {name: some.columns[name] for name in contents.drawn}
+    shown = describe(drawn).strip("{}")
+    arrays = [[numeric(part) for part in parts] for parts in zip(*drawn.values(), strict=True)]
     if contents.image is None:
         series = [[part for part in parts if part is not None] for parts in arrays]
         plots, note = line_plots(series, scale)
         return list(plots), f"{shown}; {note}"
     images = [_image(parts[0], contents.image, place) for place, parts in enumerate(arrays)]
-    real = [x for x, is_real in zip(images, some.mask, strict=True) if x is not None and is_real]
-    values = range_of(real or [x for x in images if x is not None])
+    there = [
+        (image, real) for image, real in zip(images, some.mask, strict=True) if image is not None
+    ]
+    values = range_of([x for x, real in there if real] or [x for x, _ in there])
     pixels = [None if x is None else to_pixels(x, values) for x in images]
     return pixels, f"{shown}; {values.note}"
 
@@ -134,18 +138,13 @@ def _image(array: Any, name: str, place: int) -> Any:
     if array is not None and image is None:
         raise PipelineError(
             f"preview: {name!r} of element {place} has the shape {list(array.shape)}, which is no "
-            f"image; make it [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], as the first one is."
+            f"image; make it {IMAGE_SHAPES}, as the first one is."
         )
     return image
 
 
-def _whole(name: str, value: Any, least: int) -> int | None:
-    number = None if value is None else as_whole(value)
-    if value is not None and (number is None or number < least):
-        raise UsageError(
-            f"preview: `{name}` must be an integer of at least {least}, got {value!r}."
-        )
-    return number
+def _count(value: Any, name: str, least: int) -> int | None:
+    return as_optional_count(value, name, "preview", least, error=UsageError)
 
 
 def _positive(scale: Any) -> float | None:

@@ -10,9 +10,7 @@ no loaders, and are shared by all loaders.
 
 from __future__ import annotations
 
-import contextlib
 import types
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,30 +39,30 @@ class Body(NamedTuple):
     @property
     def inputs(self) -> tuple[Any, ...]:
         """What it is called with, as arrays or their specs."""
-        mask = jax.ShapeDtypeStruct(self.source.mask_shape, np.bool_)
+        mask = jax.ShapeDtypeStruct(self.source.traits.mask_shape, np.bool_)
         return (self.given, self.source.element_spec(), mask)
 
 
-def program(name: Hashable, body: Body, make: Callable[[Callable[..., Any]], Any]) -> Any:
-    """`make(body)`, compiled, for one call of the user's.
+def program(name: Hashable, body: Body, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled `program(*args)` that does `run(body, *args)`, for one call of the user's.
 
-    `name` is all else that `make` depends on, but for the arguments of what it makes.
+    `name` is all else that `run` depends on.
     """
     if len(body.functions) > 1 or not jax.sharding.get_abstract_mesh().empty:
         # Feedback is called with the state that the scan carries; and with explicit axes of a mesh,
         # types depend on what is around the body. So the whole is traced, not the body.
-        return TracedAgain(make(body.fn))
+        return TracedAgain(partial(run, body.fn))
     found = _found_quickly(name, body)
     if found is not None:
         return found
     proof = proof_of(*body.functions)
     if proof is None or proof.arrays:
-        return _by_meaning(name, body, make)
+        return _by_meaning(name, body, run)
     key = (name, proof.key, kind_of(body.inputs), eager(), tracing_context())
     # The proof is kept with the program, since its key is of identities.
-    run = _proved.get(key, lambda: (_by_meaning(name, body, make), proof))[0]
-    _remember(name, body, proof, run)
-    return run
+    found = _proved.get(key, lambda: (_by_meaning(name, body, run), proof))[0]
+    _remember(name, body, proof, found)
+    return found
 
 
 class _Quick(NamedTuple):
@@ -77,51 +75,39 @@ class _Quick(NamedTuple):
     run: Any
 
 
-# By the identity of a function, which its proof holds: of the latest, since a loop may make many.
-_quick: OrderedDict[int, dict[Hashable, _Quick]] = OrderedDict()
+_quick = Latest()  # by the identity of a function, which its proof keeps alive
 
 
 def _remember(name: Hashable, body: Body, proof: Proof, run: Any) -> None:
-    fn = body.functions[0]
-    spec, kind = getattr(body.source, "spec", None), kind_of(body.given)
+    fn, spec = body.functions[0], body.source._spec
     if isinstance(fn, types.FunctionType) and spec is not None:
-        found = _quick.setdefault(id(fn), {})
-        if len(found) >= Latest.most:
-            found.clear()
-        found[name] = _Quick(proof, spec, kind, (eager(), tracing_context()), run)
-        with contextlib.suppress(KeyError):  # another thread was first
-            while len(_quick) > Latest.most:
-                _quick.popitem(last=False)
+        context = (eager(), tracing_context())
+        _quick.put((id(fn), name), _Quick(proof, spec, kind_of(body.given), context, run))
 
 
 def _found_quickly(name: Hashable, body: Body) -> Any:
-    fn = body.functions[0]
-    if not isinstance(fn, types.FunctionType) or not hasattr(body.source, "spec"):
+    found = _quick.get((id(body.functions[0]), name))
+    if found is None or body.source._spec is not found.spec:
         return None
-    found = _quick.get(id(fn), {}).get(name)
-    if found is None or body.source.spec is not found.spec or not found.proof.holds():
+    if not found.proof.holds() or found.context != (eager(), tracing_context()):
         return None
-    if found.context != (eager(), tracing_context()) or kind_of(body.given) != found.kind:
-        return None
-    return found.run
+    return found.run if kind_of(body.given) == found.kind else None
 
 
-def _by_meaning(name: Hashable, body: Body, make: Callable[[Callable[..., Any]], Any]) -> Any:
+def _by_meaning(name: Hashable, body: Body, run: Callable[..., Any]) -> Any:
     traced, arrays = trace(body.fn, *body.inputs, compiled_only=eager())
-    if body.carries and not _is_carried(body.given, traced.result[0]):
+    if body.carries and _dtypes(body.given) != _dtypes(traced.result[0]):
         # A scan turns 0 into 0.0 for a body that makes floats of it, and traces it again.
-        return TracedAgain(make(body.fn))
+        return TracedAgain(partial(run, body.fn))
 
-    def run(arrays: Any, *args: Any) -> Any:
-        return make(lambda *inputs: traced(arrays, jax.tree.leaves(inputs)))(*args)
+    def run_traced(arrays: Any, *args: Any) -> Any:
+        return run(lambda *inputs: traced(arrays, jax.tree.leaves(inputs)), *args)
 
-    return partial(compiled_once((name, traced), traced, run), arrays)
+    return partial(compiled_once((name, traced), traced, run_traced), arrays)
 
 
-def _is_carried(before: Any, after: Any) -> bool:
-    """Whether a carry keeps its dtypes."""
-    dtypes = [[jax.typeof(x).dtype for x in jax.tree.leaves(tree)] for tree in (before, after)]
-    return dtypes[0] == dtypes[1]
+def _dtypes(tree: Any) -> list[Any]:
+    return [jax.typeof(x).dtype for x in jax.tree.leaves(tree)]
 
 
 def forget_programs() -> None:
@@ -136,25 +122,19 @@ def over_steps(
 ) -> Any:
     """`(source, state, carry) -> (state, carry, outputs)` for so many steps."""
 
-    def make(body: Any) -> Any:
-        def scan_epoch(source: Any, state: Any, carry: Any) -> tuple[Any, Any, Any]:
-            return scan_steps(source, state, carry, body, steps, unroll, feedback=feedback)
-
-        return scan_epoch
+    def run(body: Any, source: Any, state: Any, carry: Any) -> Any:
+        return scan_steps(source, state, carry, body, steps, unroll, feedback=feedback)
 
     functions = (body_fn,) if feedback is None else (body_fn, feedback)
     body = Body(checked_body(body_fn), functions, carry, source, carries=True)
-    return program(("steps", steps, unroll), body, make)
+    return program(("steps", steps, unroll), body, run)
 
 
 def over_rows(source: Any, carry: Any, body_fn: Any, unroll: int | bool) -> Any:
     """`(source, rows, carry) -> (carry, outputs)` for rows that were fetched."""
 
-    def make(body: Any) -> Any:
-        def scan_rows(source: Any, rows: Any, carry: Any) -> tuple[Any, Any]:
-            return scan_read(source, rows, carry, body, unroll)
-
-        return scan_rows
+    def run(body: Any, source: Any, rows: Any, carry: Any) -> Any:
+        return scan_read(source, rows, carry, body, unroll)
 
     body = Body(checked_body(body_fn), (body_fn,), carry, source, carries=True)
-    return program(("rows", unroll), body, make)
+    return program(("rows", unroll), body, run)

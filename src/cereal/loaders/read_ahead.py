@@ -27,14 +27,14 @@ LEAST_CALLS = 8
 
 @partial(jax.jit, static_argnames="count")
 def _read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[Any], Any]:
-    rows, words = source.plan.rows_for(words, count)
-    rows = source.route(rows)
+    rows, words = source._plan.rows_for(words, count)
+    rows = source._route(rows)
 
     def read(rows: Rows) -> tuple[Any, Any]:
-        values, mask = source.read(rows)
-        return values, jnp.ones(source.lanes, jnp.bool_) if mask is None else mask
+        values, mask = source._read(rows)
+        return values, jnp.ones(source.traits.lanes, jnp.bool_) if mask is None else mask
 
-    if source.light:
+    if source.traits.light:
         return [read(rows[k]) for k in range(count)], words
 
     # User functions are compiled once, in a loop, not `count` times.
@@ -53,15 +53,15 @@ def read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[Any
     """
     source = resolve(source)
     made, words = _read_many(source, words, count)
-    if source.placement is not None:
-        made = [place(pair, source.placement) for pair in made]
+    if source.traits.placement is not None:
+        made = [place(pair, source.traits.placement) for pair in made]
     return made, words
 
 
 def batches_per_call(source: Positional[Any]) -> int:
     """How many batches one call may make: bounded in memory, and few past the end of an epoch."""
     # A GPU's calls cost more, and without user functions its programs compile quickly.
-    batches = 32 if source.light and jax.default_backend() != "cpu" else 16
+    batches = 32 if source.traits.light and jax.default_backend() != "cpu" else 16
     size = Spec(source.element_spec()).nbytes
     steps = source.steps_per_epoch
     most = max(1, min(batches, steps, MOST_BYTES // max(size, 1)))

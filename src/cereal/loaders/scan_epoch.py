@@ -12,15 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ..core.callback import raising
 from ..core.capture import eager, is_concrete, staging
 from ..core.errors import UsageError
 from ..core.placement import check_given, joining
-from ..core.positional import Positional
 from ..monitor.progress import progress_bar
-from .epoch_scan import chunk_steps, scan_steps
+from .epoch_scan import chunk_steps, joined, scan_steps
 from .host_scan import scan_host
 from .programs import over_rows, over_steps
 
@@ -44,13 +42,13 @@ def scan_epoch(
             "traced function there is none; leave it out there, or call `scan_epoch` outside."
         )
     if staging():
-        with raising(source.callbacks):
+        with raising(source.traits.callbacks):
             return scan_steps(source, state, carry, body_fn, steps, unroll, feedback=feedback)
-    check_given(source.placement, loader=source, state=state, carry=carry)
-    state = joining(state, source.placement)
+    check_given(source.traits.placement, loader=source, state=state, carry=carry)
+    state = joining(state, source.traits.placement)
     bar = progress_bar(progress, steps)
     try:
-        if isinstance(source, Positional) and source.host and eager() and feedback is None:
+        if source.traits.host and eager() and feedback is None:
             run = over_rows(source, carry, body_fn, unroll)
             scan = lambda: scan_host(source, state, carry, run, steps, done=bar.update)  # noqa: E731
         elif progress:
@@ -66,9 +64,9 @@ def scan_epoch(
 
 def _with_callbacks(source: Any, scan: Callable[[], Any]) -> Any:
     """What the scan gives; errors of callbacks are raised here, when they have run."""
-    if not source.callbacks:
+    if not source.traits.callbacks:
         return scan()
-    with raising(source.callbacks):
+    with raising(source.traits.callbacks):
         result = scan()
         if is_concrete(jax.tree.leaves(result[0])[0]):
             jax.block_until_ready(result)
@@ -88,6 +86,4 @@ def _in_parts(
         pieces.append(outputs)
         jax.block_until_ready(carry)
         bar.update(size)
-    if len(pieces) == 1:
-        return state, carry, pieces[0]
-    return state, carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *pieces)
+    return state, carry, joined(pieces)

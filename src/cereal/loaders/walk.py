@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from ..core.position import starts, steps_left
-from ..core.positional import Positional
+from ..core.rows import Plan
 from ..core.state import make_words
+from ..core.transfer import to_host
 from .learnt import Key
 
 
@@ -23,9 +24,15 @@ class Walk:
     total: int | None = None  # batches to hand out; None: no end, or one that is not known
     epochs: int | None = None  # epochs to go, where nobody knows how long they are
 
-    def __init__(self, source: Positional[Any], key: Key, epoch: int, offset: int) -> None:
-        self._arithmetic = source.plan.arithmetic
+    def __init__(self, plan: Plan, key: Key, epoch: int, offset: int) -> None:
+        self._arithmetic = plan.arithmetic
         self.key, self.epoch, self.offset = key, epoch, offset
+
+    @classmethod
+    def starting(cls, plan: Plan, words: Any) -> Self:
+        """From where the words of a state are."""
+        key0, key1, epoch, high, low = to_host(words).tolist()
+        return cls(plan, (key0, key1), epoch, (high << 32) | low)
 
     @property
     def left(self) -> int | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.ordering import Sequential
-from ..core.positional import IndexedSource, Positional
+from ..core.pipeline import make_pipeline, parts_of
+from ..core.positional import Positional
 from ..core.pytree import said
 from ..core.source import Source
 from ..core.spec import format_spec
@@ -13,21 +14,34 @@ from ..core.spec import format_spec
 _LONG = 120
 
 
-def stages_of(source: Source[Any]) -> list[Source[Any]]:
+class Line(NamedTuple):
+    """A source or a stage in a drawing."""
+
+    of: Any  # whose label it has
+    source: Source[Any]  # the pipeline up to it
+
+
+def lines_of(source: Source[Any]) -> list[Line]:
     """The source and the stages around it, in the order of the data's flow."""
-    chain: list[Source[Any]] = [source]
-    while (inner := chain[-1].inner) is not None:
-        chain.append(inner)
-    return chain[::-1]
+    root, stages = parts_of(source) if isinstance(source, Positional) else (source, ())
+    above = [] if root._upstream is None else lines_of(root._upstream)
+    below = [make_pipeline(root, stages[:count]) for count in range(len(stages) + 1)]
+    whose = [root, *stages]
+    return [*above, *map(Line, whose, below)]
+
+
+def first_of(source: Source[Any]) -> Any:
+    """The source that a drawing begins with."""
+    return lines_of(source)[0].of
 
 
 def draw(source: Source[Any], reading: str = "") -> str:
-    """One line per stage, with what comes out of it; `reading` says who reads the host part.
+    """One line per stage, with what it gives; `reading` says how Python's part is read.
 
     ArraySampleSource(ordering=shuffle)  {image: uint8[8,8], label: int32[]}
     └─ BatchTransform(32)                {image: uint8[32,8,8], label: int32[32]}
     """
-    stages = stages_of(source)
+    stages = lines_of(source)
     rows = [_row(stage) for stage in stages]
     labels = [f"{'   ' * max(i - 1, 0)}{'└─ ' if i else ''}{row[0]}" for i, row in enumerate(rows)]
     width = max(map(len, labels))
@@ -37,13 +51,13 @@ def draw(source: Source[Any], reading: str = "") -> str:
     return "\n".join(lines)
 
 
-def _row(stage: Source[Any]) -> tuple[str, str]:
-    label = said(lambda: stage.label, f"{type(stage).__name__}(...)")
-    return label, said(lambda: _in_short(stage.element_spec()), "?")
+def _row(line: Line) -> tuple[str, str]:
+    label = said(lambda: line.of._label, f"{type(line.of).__name__}(...)")
+    return label, said(lambda: _in_short(line.source.element_spec()), "?")
 
 
 def _in_short(spec: Any) -> str:
-    """What comes out; of a long one only how many parts the parts have."""
+    """The spec; if it is long, nested parts only by how many parts they have."""
     whole = format_spec(spec)
     if len(whole) <= _LONG or not isinstance(spec, dict):
         return whole
@@ -54,12 +68,10 @@ def _in_short(spec: Any) -> str:
     return "{" + ", ".join(f"{name}: {part}" for name, part in parts.items()) + "}"
 
 
-def _on_host(stages: list[Source[Any]]) -> int:
+def _on_host(stages: list[Line]) -> int:
     """How many of the stages Python runs."""
-    count = len(stages)
-    while count and not (isinstance(s := stages[count - 1], Positional) and s.produces):
-        count -= 1
-    return count
+    by_python = [line.source.traits.by_python for line in stages]
+    return len(stages) - by_python[::-1].index(True) if any(by_python) else 0
 
 
 def summary(source: Source[Any]) -> str:
@@ -70,27 +82,19 @@ def summary(source: Source[Any]) -> str:
 def _length(source: Source[Any]) -> str:
     if not isinstance(source, Positional):
         return f"{source.steps_per_epoch:,} steps an epoch"
-    if source.unknown_length:
-        return ", ".join(["as many elements as it gives", *_said(source)])
+    if source.traits.unknown_length:
+        return ", ".join(["as many elements as it gives", *_surprises(source)])
     steps = f"{source.steps_per_epoch:,} steps an epoch"
-    if not source.lanes:
+    if not source.traits.lanes:
         steps += " of one element each: there is no BatchTransform"
-    return ", ".join([f"{source.length:,} elements", *_said(source), steps])
+    return ", ".join([f"{source.traits.length:,} elements", *_surprises(source), steps])
 
 
-def _said(source: Positional[Any]) -> list[str]:
-    """What a newcomer would not expect of it: that nothing shuffles, or that the key does nothing.
-
-    In the middle of the line, since the drawing below is about stages.
-    """
-    if source.varies and not _uses_key(source):
+def _surprises(source: Positional[Any]) -> list[str]:
+    """What users may not expect: that nothing shuffles, or that the key changes nothing."""
+    traits = source.traits
+    if traits.varies and not (traits.keyed or source._order.random or traits.random_stages):
         return ["epochs differ by the data itself, whatever the key"]
-    if isinstance(source.order, Sequential) and source.stream is None:
+    if isinstance(source._order, Sequential) and source._iterators is None:
         return ["the data in its own order"]
     return []
-
-
-def _uses_key(source: Positional[Any]) -> bool:
-    below = stages_of(source)
-    keyed = any(isinstance(each, IndexedSource) and each.keyed for each in below)
-    return keyed or source.order.random or source.random_stages > 0

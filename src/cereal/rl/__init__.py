@@ -7,7 +7,9 @@
 Who acts is in the loader's state: `loader.set_policy_state(state, policy_state)`.
 """
 
-from .brax import BraxEnvironment as BraxEnvironment
+from .adapters import BraxEnvironment as BraxEnvironment
+from .adapters import JumanjiEnvironment as JumanjiEnvironment
+from .adapters import NavixEnvironment as NavixEnvironment
 from .environment import Environment as Environment
 from .environment import Step as Step
 from .episodes import EpisodeStatisticsTransform as EpisodeStatisticsTransform
@@ -17,8 +19,6 @@ from .episodes import first_episodes as first_episodes
 from .gymnasium_source import GymnasiumSource as GymnasiumSource
 from .gymnax import GymnaxEnvironment as GymnaxEnvironment
 from .gymnax_source import GymnaxSource as GymnaxSource
-from .jumanji import JumanjiEnvironment as JumanjiEnvironment
-from .navix import NavixEnvironment as NavixEnvironment
 from .policy_state import get_policy_state as get_policy_state
 from .policy_state import set_loader_policy_state as set_loader_policy_state
 from .policy_state import set_source_policy_state as set_source_policy_state

@@ -17,11 +17,12 @@ import jax.numpy as jnp
 from ..core.errors import PipelineError, UsageError
 from ..core.positional import Positional
 from ..core.pytree import pytree_dataclass, static_field
-from ..core.source import Mask, Source
+from ..core.source import Mask, Source, check_source
 from ..core.spec import Spec, format_spec
 from ..core.stage import Transform
-from ..core.wrapper import StreamWrapper
-from .returns import backwards, over
+from ..core.stream_stages import StreamWrapper
+from ..core.traits import Traits
+from .returns import aligned, backwards, check_leads
 
 T_co = TypeVar("T_co", covariant=True)
 _RETURN, _LENGTH = "episode_return", "episode_length"
@@ -35,45 +36,26 @@ class EpisodeStatisticsTransform(Transform[Any, Any]):
         done             .   .   x   .   x   .
         episode_return   1   2   3   1   2   1     whole where done
 
-    A stage of a stream, before or after batching, with the same numbers: sums are carried in the
-    loader's state across batches and epochs, for each environment. Steps whose mask is False do
-    not count. `episode_summary` takes the means of a batch.
+        loader = cereal.DataLoader(
+            [source, cereal.BatchTransform(128), cereal.rl.EpisodeStatisticsTransform()]
+        )
 
-    >>> import cereal, jax, jax.numpy as jnp
-    >>> @cereal.pytree_dataclass
-    ... class Counting(cereal.Source):
-    ...     steps_per_epoch: int = cereal.static_field(default=6)
-    ...     def element_spec(self):
-    ...         one = jax.ShapeDtypeStruct((), jnp.float32)
-    ...         return {"reward": one, "done": jax.ShapeDtypeStruct((), jnp.bool_)}
-    ...     def init_state(self, key):
-    ...         return jnp.int32(0)
-    ...     def next(self, step):
-    ...         element = {"reward": jnp.float32(1), "done": step % 4 == 3}
-    ...         return element, jnp.bool_(True), step + 1
-    >>> stages = [Counting(), cereal.BatchTransform(3), cereal.rl.EpisodeStatisticsTransform()]
-    >>> loader = cereal.DataLoader(stages)
-    >>> for batch, mask in loader.iterate(loader.init_state(0)):
-    ...     print(batch["episode_return"], batch["done"])
-    [1. 2. 3.] [False False False]
-    [4. 1. 2.] [ True False False]
+    It comes after a source of rollouts, before or after batching, with the same numbers: sums are
+    carried in the loader's state across batches and epochs, for each environment. Steps whose mask
+    is False do not count. `episode_summary` takes the means of a batch.
     """
 
     def __call__(self, source: Source[Any]) -> Source[Any]:
-        if not isinstance(source, Source):
-            raise PipelineError(
-                f"{self.label} must be called with a source, got {type(source).__name__}; write "
-                f"`{self.label}()(source)`."
-            )
+        check_source(source, self._label)
         if isinstance(source, Positional):
             raise PipelineError(
-                f"{self.label} carries sums from step to step, and {source.label} is an indexed "
+                f"{self._label} carries sums from step to step, and {source._label} is an indexed "
                 f"pipeline, whose batches know nothing of those before; put it over a stream, such "
                 f"as a GymnaxSource. Of stored steps, compute them once: "
                 f"`cereal.rl.episode_statistics(reward, done)`."
             )
         spec = source.element_spec()
-        _check_keys(spec, self.label)
+        _check_keys(spec, self._label)
         parts = _Parts(spec["reward"].shape, spec["done"].shape)
         added = {
             _RETURN: jax.ShapeDtypeStruct(parts.reward, jnp.float32),
@@ -81,7 +63,7 @@ class EpisodeStatisticsTransform(Transform[Any, Any]):
         }
         if parts.reward[: len(parts.done)] != parts.done:
             raise PipelineError(
-                f"{self.label}: `reward` is {format_spec(spec['reward'])} and `done` "
+                f"{self._label}: `reward` is {format_spec(spec['reward'])} and `done` "
                 f"{format_spec(spec['done'])}; there must be one `done` for each reward."
             )
         return EpisodeStream(source, Spec({**spec, **added}))
@@ -103,7 +85,7 @@ def _check_keys(spec: Any, label: str) -> None:
 
 
 class _Parts(NamedTuple):
-    """Something of the rewards, and the same of what ends episodes."""
+    """Two of a kind: one for the sums of rewards, one for the counts of steps."""
 
     reward: Any
     done: Any
@@ -111,7 +93,7 @@ class _Parts(NamedTuple):
 
 @pytree_dataclass
 class EpisodeState:
-    """The state of running sums: of rewards and of steps, 0 where an episode has just ended."""
+    """The running sums of rewards and of steps, 0 where an episode has just ended."""
 
     source: Any
     total: jax.Array
@@ -126,24 +108,25 @@ class EpisodeStream(StreamWrapper[T_co]):
     spec: Spec = static_field()
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return "EpisodeStatisticsTransform"
 
-    @property
-    def light(self) -> bool:
-        return False
+    def _describe(self) -> Traits:
+        return self.source.traits.but(light=False)
 
     def init_state(self, key: Any) -> EpisodeState:
-        spec, axes = self.source.element_spec(), len(self.lanes)
+        spec, axes = self.source.element_spec(), len(self.traits.lanes)
         total = jnp.zeros(spec["reward"].shape[axes:], jnp.float32)
         steps = jnp.zeros(spec["done"].shape[axes:], jnp.int32)
         return EpisodeState(self.source.init_state(key), total, steps)
 
-    def step(self, state: EpisodeState) -> tuple[T_co, Mask, EpisodeState]:
-        return self._counted(state, self.source.step(state.source), self.lanes)
+    def _step(self, state: EpisodeState) -> tuple[T_co, Mask, EpisodeState]:
+        return self._counted(state, self.source._step(state.source), self.traits.lanes)
 
-    def step_many(self, state: EpisodeState, n: int) -> tuple[T_co, Mask, EpisodeState]:
-        return self._counted(state, self.source.step_many(state.source, n), (n, *self.lanes))
+    def _step_many(self, state: EpisodeState, n: int) -> tuple[T_co, Mask, EpisodeState]:
+        return self._counted(
+            state, self.source._step_many(state.source, n), (n, *self.traits.lanes)
+        )
 
     def _counted(
         self, state: EpisodeState, stepped: tuple[Any, Any, Any], lanes: tuple[int, ...]
@@ -180,16 +163,9 @@ def episode_statistics(reward: Any, done: Any, *, mask: Any = None) -> tuple[jax
     """
     reward, done = jnp.asarray(reward), jnp.asarray(done)
     real = jnp.ones(done.shape[:1], jnp.bool_) if mask is None else jnp.asarray(mask)
-    if not done.ndim or reward.shape[: done.ndim] != done.shape:
-        raise UsageError(
-            f"`episode_statistics` works on steps in a row, the first axis of arrays, got a reward "
-            f"of shape {reward.shape} and a `done` of shape {done.shape}; pass `[T, ...]`."
-        )
-    if done.shape[: real.ndim] != real.shape:
-        raise UsageError(
-            f"`episode_statistics`: the mask of shape {real.shape} does not belong to a `done` of "
-            f"shape {done.shape}; pass `[T]` or `[T, ...]`."
-        )
+    check_leads("episode_statistics", "done", done, "reward", reward)
+    if real.ndim:
+        check_leads("episode_statistics", "mask", real, "done", done)
     start = _Parts(jnp.zeros(reward.shape[1:], jnp.float32), jnp.zeros(done.shape[1:], jnp.int32))
     return tuple(_run(reward, done, real, start)[0])
 
@@ -198,18 +174,18 @@ def _run(
     reward: jax.Array, done: jax.Array, mask: jax.Array, start: _Parts
 ) -> tuple[_Parts, _Parts]:
     """The sums at each step, and what to start from after the last."""
-    real = over(mask.astype(jnp.bool_), done)
+    real = aligned(mask.astype(jnp.bool_), done)
     ended = done.astype(jnp.bool_) & real
     goes_on = jnp.concatenate([jnp.ones_like(ended[:1]), ~ended[:-1]])
 
     def sums(added: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
         added = added.at[0].add(start)
-        factor = over(goes_on, added).astype(added.dtype)
+        factor = aligned(goes_on, added).astype(added.dtype)
         total = jnp.flip(backwards(jnp.flip(factor, 0), jnp.flip(added, 0)), 0)
-        return total, jnp.where(over(ended[-1], start), jnp.zeros_like(start), total[-1])
+        return total, jnp.where(aligned(ended[-1], start), jnp.zeros_like(start), total[-1])
 
     rewards = reward.astype(jnp.float32)
-    rewards = jnp.where(over(real, rewards), rewards, jnp.zeros_like(rewards))
+    rewards = jnp.where(aligned(real, rewards), rewards, jnp.zeros_like(rewards))
     counts = jnp.broadcast_to(real, done.shape).astype(jnp.int32)
     (totals, total), (lengths, length) = sums(rewards, start.reward), sums(counts, start.done)
     return _Parts(totals, lengths), _Parts(total, length)
@@ -261,12 +237,9 @@ def episode_summary(batch: Any, mask: Any = None) -> dict[str, jax.Array]:
     done = jnp.asarray(batch["done"]).astype(jnp.bool_)
     if mask is not None:
         mask = jnp.asarray(mask).astype(jnp.bool_)
-        if done.shape[: mask.ndim] != mask.shape:
-            raise UsageError(
-                f"`episode_summary`: the mask of shape {mask.shape} does not belong to a batch "
-                f"whose `done` has shape {done.shape}; pass the mask that came with the batch."
-            )
-        done = done & over(mask, done)
+        if mask.ndim:
+            check_leads("episode_summary", "mask", mask, "done", done)
+        done = done & aligned(mask, done)
     return {
         "episodes": jnp.sum(done, dtype=jnp.int32),
         "mean_return": _mean(batch[_RETURN], done),
@@ -276,6 +249,6 @@ def episode_summary(batch: Any, mask: Any = None) -> dict[str, jax.Array]:
 
 def _mean(values: Any, where: jax.Array) -> jax.Array:
     values = jnp.asarray(values).astype(jnp.float32)
-    where = jnp.broadcast_to(over(where, values), values.shape)
+    where = jnp.broadcast_to(aligned(where, values), values.shape)
     count = jnp.maximum(jnp.sum(where, dtype=jnp.int32), 1).astype(jnp.float32)
     return jnp.sum(jnp.where(where, values, jnp.zeros_like(values))) / count

@@ -1,21 +1,22 @@
-"""Environments that Python runs, inside of compiled programs, and where they are.
+"""Environments that Python runs, called by compiled programs.
 
-    a state of the loader holds [ generation | steps made ], which must be where they are:
+    a state of the loader holds [ generation | steps made ], as the environments do themselves:
 
     init_state ──► begin(seed)             a new generation, no steps
-    a step     ──► advance(place, action)  the same generation, a step more
+    a step     ──► advance(place, action)  the same generation, one step more
 
-A compiled program may run again from an old state; these environments cannot go back. So a state
-that is not of here and now is refused, and never gives the data of another place.
+A compiled program may run again from an old state, but these environments cannot go back. So a
+state is refused unless both numbers are those of the environments now.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,14 +26,15 @@ from jax.experimental import io_callback
 
 from ..core.callback import as_numpy, guarded, poison
 from ..core.device_count import device_count_of_program
-from ..core.errors import PipelineError, StateError, UsageError
+from ..core.errors import PipelineError, StateError, UsageError, in_one_line
 from ..core.fitting import canonical, narrowed
+from ..core.foreign_errors import ran_inside_program
 from ..core.host_data import HostData, living
 from ..core.spec import Spec, format_spec
 from .environment import Step
 
 _NOWHERE = 0  # the generation of a state that a failed step gave
-# From anywhere: a state that another process saved is of no generation of this one.
+# From a random number on, so that states of other processes are of no generation here.
 _generations = itertools.count(secrets.randbits(32))
 _PLACE = jax.ShapeDtypeStruct((2,), jnp.uint32)
 _ANEW = "begin anew: `state = loader.init_state(key)`, and set the policy state again"
@@ -48,10 +50,10 @@ class Parts(NamedTuple):
 
 
 class GymnasiumEnvironments(HostData):
-    """A vector environment of gymnasium that goes on from state to state, and never back.
+    """A vector environment of gymnasium, which can only go forward.
 
-    To a RolloutSource it is an `Environment` by its shapes alone; programs call `begin_all` and
-    `step_all`, which call `begin` and `advance` in Python.
+    A RolloutSource takes the shapes from `reset` and `step`, as from any `Environment`. Programs
+    call `begin_all` and `step_all`, which call `begin` and `advance` in Python.
     """
 
     def __init__(self, make: Callable[[], Parts], name: str, ours: bool) -> None:
@@ -71,21 +73,18 @@ class GymnasiumEnvironments(HostData):
             self.close()
             raise
 
-    # As one environment of an `Environment`: shapes, when a pipeline is built
+    # One environment, as zeros of the right shapes, for the checks when a pipeline is built
 
     def reset(self, key: Any) -> tuple[Any, Any]:
-        """What one environment shows first, as zeros."""
         del key
         return self.observation.zeros(), jnp.zeros(_PLACE.shape, _PLACE.dtype)
 
     def step(self, key: Any, state: Any, action: Any) -> Step:
-        """What a step of one environment gives, as zeros."""
         del key, action
         seen, no = self.observation.zeros(), jnp.bool_(False)
         return Step(seen, state, jnp.float32(0), no, no, {}, (seen, state))
 
     def action_spec(self) -> Any:
-        """One action, as gymnasium's space says it."""
         return self.action.tree
 
     # Called while a program is traced
@@ -107,7 +106,7 @@ class GymnasiumEnvironments(HostData):
         made = self._called("advance", promised, place, action)
         last, first, reward, terminated, truncated, after = made
         done = terminated | truncated
-        # A time limit that strikes when the episode ends anyhow truncates nothing.
+        # A time limit in the step in which the episode ends by itself cuts nothing off.
         return Step(last, after, reward, done, truncated & ~terminated, {}, (first, after))
 
     def _called(self, method: str, promised: Any, *args: Any) -> Any:
@@ -134,25 +133,16 @@ class GymnasiumEnvironments(HostData):
         with self._lock:
             self._generation = next(_generations) % 0xFFFF_FFFF + 1
             self._steps, self._failure = 0, ""
-            try:
-                with jax.no_execution():
-                    parts = self._opened()
-                    found = parts.envs.reset(seed=int(seed))[0]
-                    return self._one(self._observed(parts, found, "reset")), self._place
-            except BaseException as error:
-                self._failed(error, "`reset`")
-                raise
+            with self._running("`reset`") as parts:
+                found = parts.envs.reset(seed=int(seed))[0]
+                return self._one(self._observed(parts, found, "reset")), self._place
 
     def advance(self, place: Any, action: Any) -> tuple[Any, ...]:
         """One step from a place: the last observation and the next one, reward, ends, place."""
         with self._lock:
             self._check(int(place[0]), int(place[1]))
-            try:
-                with jax.no_execution():
-                    made = self._stepped(self._opened(), action)
-            except BaseException as error:
-                self._failed(error, f"step {self._steps}")
-                raise
+            with self._running(f"step {self._steps}") as parts:
+                made = self._stepped(parts, action)
             self._steps += 1
             return *(self._one(part) for part in made), self._place
 
@@ -169,11 +159,18 @@ class GymnasiumEnvironments(HostData):
             f"the source where it is needed."
         )
 
-    def _opened(self) -> Parts:
-        if self._parts is None:
-            self._parts = self._make()
-            self._to_close.append(self._parts.envs)
-        return self._parts
+    @contextlib.contextmanager
+    def _running(self, where: str) -> Iterator[Parts]:
+        """Around what Python runs: the environments, made again if they were closed."""
+        try:
+            with jax.no_execution():
+                if self._parts is None:
+                    self._parts = self._make()
+                    self._to_close.append(self._parts.envs)
+                yield self._parts
+        except BaseException as error:
+            self._failed(error, where)
+            raise
 
     @property
     def _place(self) -> np.ndarray:
@@ -184,28 +181,21 @@ class GymnasiumEnvironments(HostData):
         return jax.tree.map(lambda x: x[0], tree) if self.num_envs == 1 else tree
 
     def _failed(self, error: BaseException, where: str) -> None:
-        first = str(error).strip().partition("\n")[0]
-        self._failure = f"{where} failed with {type(error).__name__}: {first}"
+        self._failure = f"{where} failed with {in_one_line(error)}"
         error.add_note(
             f"raised in {where} of {self.name}, whose observations are "
             f"{format_spec(self.observation.tree)} and whose actions are "
             f"{format_spec(self.action.tree)}, per environment"
         )
-        if isinstance(error, RuntimeError) and "no_execution" in first:
+        if ran_inside_program(error):
             error.add_note(
                 "an environment that computes with JAX cannot run inside of a compiled program; "
                 "write it as a `cereal.rl.Environment` for a RolloutSource."
             )
 
     def _check(self, generation: int, steps: int) -> None:
-        """That a state is where the environments are."""
+        """Refuses a state that is not where the environments are."""
         here = self._steps & 0xFFFF_FFFF
-        if generation == self._generation and steps == here and not self._failure:
-            if self._parts is None:
-                raise StateError(
-                    f"{self.name} was closed, and a state does not outlive it; {_ANEW}."
-                )
-            return
         if self._failure and generation in (_NOWHERE, self._generation):
             raise StateError(f"{self.name} stopped: {self._failure}; {_ANEW}.")
         if generation != self._generation:
@@ -215,11 +205,15 @@ class GymnasiumEnvironments(HostData):
                 f"process, or from a step that failed. Environments that Python runs cannot be "
                 f"resumed; {_ANEW}."
             )
-        raise StateError(
-            f"this state was used already: it is of step {steps}, and {self.name} is at step "
-            f"{here}. Environments that Python runs cannot go back: go on with the state that the "
-            f"last step returned (one iterator at a time, and no padded batches), or {_ANEW}."
-        )
+        if steps != here:
+            raise StateError(
+                f"this state was used already: it is of step {steps}, and {self.name} is at step "
+                f"{here}. Environments that Python runs cannot go back: go on with the state that "
+                f"the last step returned (one iterator at a time, and no padded batches), or "
+                f"{_ANEW}."
+            )
+        if self._parts is None:
+            raise StateError(f"{self.name} was closed, and a state does not outlive it; {_ANEW}.")
 
     def _stepped(self, parts: Parts, action: Any) -> tuple[Any, ...]:
         action = jax.tree.map(lambda x: x[None], action) if self.num_envs == 1 else action
@@ -233,8 +227,8 @@ class GymnasiumEnvironments(HostData):
         done = terminated | truncated
         if done.any() and parts.resets_itself:
             last = jax.tree.map(np.copy, first)
-            for lane in np.flatnonzero(done):
-                self._write_last(parts, last, info, int(lane))
+            for lane in np.flatnonzero(done).tolist():
+                self._write_last(parts, last, info, lane)
         elif done.any():
             found = envs.reset(options={"reset_mask": done.copy()})[0]
             first = self._observed(parts, found, "reset")
@@ -249,33 +243,27 @@ class GymnasiumEnvironments(HostData):
                 f"environment {lane} ended and there is no last observation in "
                 f'`info["final_obs"]`.'
             )
-        one = map_space(
-            lambda space, x: self._array(space, x, (), "final_obs"), parts.observations, found
-        )
+        one = self._observed(parts, found, "final_obs", axes=())
+        for whole, row in zip(jax.tree.leaves(last), jax.tree.leaves(one), strict=True):
+            whole[lane] = row
 
-        def write(all_of_them: np.ndarray, row: np.ndarray) -> None:
-            all_of_them[lane] = row
+    def _observed(
+        self, parts: Parts, found: Any, what: str, axes: tuple[int, ...] | None = None
+    ) -> Any:
+        """Observations, as their space and JAX have them; copies, which nobody else writes into."""
+        axes, name = (self.num_envs,) if axes is None else axes, f"`{what}` of {self.name}"
 
-        jax.tree.map(write, last, one)
+        def as_promised(space: Any, found: Any) -> np.ndarray:
+            array, shape = np.asarray(found), (*axes, *space.shape)
+            if array.shape != shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
+                wanted = jax.ShapeDtypeStruct(shape, space.dtype)
+                raise PipelineError(
+                    f"{name} gave {format_spec(array)}, but its observation space promises "
+                    f"{format_spec(wanted)}; correct the space or the environment."
+                )
+            return narrowed(array.astype(space.dtype), canonical(space.dtype), name)
 
-    def _observed(self, parts: Parts, found: Any, what: str) -> Any:
-        axes = (self.num_envs,)
-        return map_space(
-            lambda space, x: self._array(space, x, axes, what), parts.observations, found
-        )
-
-    def _array(self, space: Any, found: Any, axes: tuple[int, ...], what: str) -> np.ndarray:
-        """A part of an observation, as its space and JAX have it; a copy, ours to keep."""
-        array = np.asarray(found)
-        shape = (*axes, *space.shape)
-        if array.shape != shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
-            wanted = jax.ShapeDtypeStruct(shape, space.dtype)
-            raise PipelineError(
-                f"`{what}` of {self.name} gave {format_spec(array)}, but its observation space "
-                f"promises {format_spec(wanted)}; correct the space or the environment."
-            )
-        name = f"`{what}` of {self.name}"
-        return narrowed(array.astype(space.dtype), canonical(space.dtype), name)
+        return map_space(as_promised, parts.observations, found)
 
     def _numbers(self, found: Any, dtype: Any, what: str) -> np.ndarray:
         array = np.asarray(found)
@@ -323,11 +311,11 @@ def spec_of_space(space: Any, what: str, name: str) -> Any:
     if parts is not None:
         each = enumerate(parts)
         return tuple(spec_of_space(part, f"{what} at {i}", name) for i, part in each)
-    return jax.ShapeDtypeStruct(space.shape, jax.dtypes.canonicalize_dtype(space.dtype))
+    return jax.ShapeDtypeStruct(space.shape, canonical(space.dtype))
 
 
 def _as_action(space: Any, found: np.ndarray) -> np.ndarray:
-    """An action as its space has it; a copy, the environment's to keep."""
+    """An action as its space has it; a copy, which the environment may keep."""
     start = getattr(space, "start", None)
     if start is not None:  # numbers of actions: Discrete and MultiDiscrete
         count = getattr(space, "nvec", None)

@@ -11,11 +11,13 @@ import jax.numpy as jnp
 
 from ..core.callback import raising
 from ..core.capture import eager
-from ..core.errors import PipelineError
+from ..core.errors import PipelineError, in_one_line
 from ..core.extras import needs
-from ..core.numbers import as_count
+from ..core.function import function_name
+from ..core.numbers import as_optional_count
 from ..core.pytree import pytree_dataclass
 from ..core.source import Mask
+from ..core.traits import Traits
 from .environment import Step
 from .gymnasium import GymnasiumEnvironments, Parts
 from .rollout import RolloutSource, RolloutState, Transition
@@ -83,9 +85,8 @@ class GymnasiumSource(RolloutSource):
             environments.close()
             raise
 
-    @property
-    def callbacks(self) -> tuple[Any, ...]:
-        return (self.env.value.identity,)
+    def _describe(self) -> Traits:
+        return super()._describe().but(callbacks=(self.env.value.identity,))
 
     def close(self) -> None:
         """Closes the environments that the source made; `init_state` makes them again."""
@@ -93,17 +94,17 @@ class GymnasiumSource(RolloutSource):
 
     def init_state(self, key: Any) -> RolloutState:
         """Environments at the beginning of their first episodes; states made before end here."""
-        with raising(self.callbacks):
+        with raising(self.traits.callbacks):
             state = super().init_state(key)
             # Python has reset them, or has failed, when the state is handed out.
             return jax.block_until_ready(state) if eager() else state
 
-    def step(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
-        transition, mask, state = super().step(state)
+    def _step(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
+        transition, mask, state = super()._step(state)
         return transition, mask & _went_on(state), state
 
-    def step_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
-        transitions, mask, state = super().step_many(state, n)
+    def _step_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
+        transitions, mask, state = super()._step_many(state, n)
         return transitions, mask & _went_on(state), state
 
     def _reset_all(self, keys: Any) -> tuple[Any, Any]:
@@ -118,13 +119,13 @@ class GymnasiumSource(RolloutSource):
 
 
 def _went_on(state: RolloutState) -> Any:
-    """Whether no step failed: one that did leaves a place that is nowhere."""
+    """Whether no step failed: a failed one leaves generation 0."""
     return state.environment[0] != jnp.uint32(0)
 
 
 def _environments(envs: Any, num_envs: Any) -> GymnasiumEnvironments:
     gymnasium = needs("gymnasium", "rl", _OWNER)
-    count = None if num_envs is None else as_count(num_envs, "num_envs", _OWNER)
+    count = as_optional_count(num_envs, "num_envs", _OWNER)
     if isinstance(envs, gymnasium.vector.VectorEnv):
         if count not in (None, envs.num_envs):
             raise PipelineError(
@@ -139,13 +140,14 @@ def _environments(envs: Any, num_envs: Any) -> GymnasiumEnvironments:
             f"or a function that makes one, got {type(envs).__name__}; write "
             f'`{_OWNER}("CartPole-v1", ..., num_envs=8)`, or `lambda: MyEnv()` for the id.'
         )
-    made_by = partial(gymnasium.make, envs) if isinstance(envs, str) else envs
-    name = envs if isinstance(envs, str) else getattr(envs, "__name__", type(envs).__name__)
-    make = partial(_make, gymnasium, made_by, name, count or 1)
+    named = isinstance(envs, str)
+    make_one, name = (partial(gymnasium.make, envs), envs) if named else (envs, function_name(envs))
+    make = partial(_make, gymnasium, make_one, name, count or 1)
     return GymnasiumEnvironments(make, name, ours=True)
 
 
 def _make(gymnasium: Any, make_one: Callable[[], Any], name: str, count: int) -> Parts:
+    """So many environments, run in turn by one vector environment."""
     made: list[Any] = []
     try:
         for _ in range(count):
@@ -171,10 +173,7 @@ def _made(gymnasium: Any, make_one: Callable[[], Any], name: str, others: list[A
     try:
         env = make_one()
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        raise PipelineError(
-            f"{_OWNER}: {name} could not be made: {type(error).__name__}: {first}"
-        ) from error
+        raise PipelineError(f"{_OWNER}: {name} could not be made: {in_one_line(error)}") from error
     if not isinstance(env, gymnasium.Env):
         raise PipelineError(
             f"{_OWNER}: the function {name} must make one `gymnasium.Env`, made "
@@ -199,8 +198,8 @@ def _parts(gymnasium: Any, envs: Any) -> Parts:
             f"{_OWNER}: {_name(envs)} {how} (`AutoresetMode.NEXT_STEP`, gymnasium's default), and "
             f"such a step is no transition; write `{_SAME_STEP}`."
         )
-    observations, actions = envs.single_observation_space, envs.single_action_space
-    return Parts(envs, observations, actions, mode is modes.SAME_STEP)
+    spaces = (envs.single_observation_space, envs.single_action_space)
+    return Parts(envs, *spaces, resets_itself=mode is modes.SAME_STEP)
 
 
 def _name(envs: Any) -> str:

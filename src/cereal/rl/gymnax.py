@@ -19,12 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
-from ..core.held import Held, hold
+from ..core.fitting import canonical
+from ..core.held import Opaque, hold
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import format_spec
-from .adapted import Adapted
+from .adapters import Adapter
 from .environment import Step
-from .promises import check_alike
+from .shape_checks import check_alike
 
 _OWNER = "GymnaxEnvironment"
 _LAST = "final_observation"
@@ -33,7 +34,7 @@ _TOLD = (_LAST, "terminated", "truncated")
 
 
 @pytree_dataclass
-class GymnaxEnvironment(Adapted):
+class GymnaxEnvironment(Adapter):
     """An environment of gymnax, of Craftax, or of a class with `reset` and `step` like theirs.
 
     `params` are leaves, so that a function of them can be mapped: `jax.vmap` over a `params` of
@@ -51,7 +52,7 @@ class GymnaxEnvironment(Adapted):
     next episode.
     """
 
-    held: Held
+    held: Opaque
     params: Any
     with_params: bool = static_field()
 
@@ -88,23 +89,20 @@ class GymnaxEnvironment(Adapted):
 
     def step(self, key: Any, state: Any, action: Any) -> Step:
         step: Callable[..., Any] = self.env.step
+        args = (key, state, action, *self._params)
         if _owns_step_env(self.env):
             # Shapes are enough to tell whether `step` shows the last observation.
             try:
-                given = jax.eval_shape(step, key, state, action, *self._params)
-            except TypeError:
-                self._check_alike(key, state, action)
+                given = jax.eval_shape(step, *args)
+            except TypeError:  # it picks between a step and a reset: are these two alike?
+                first = jax.eval_shape(self.env.reset_env, key, *self._params)
+                after = jax.eval_shape(self.env.step_env, *args)
+                for number, part in enumerate(("observation", "state")):
+                    check_alike(self, part, first[number], after[number], "GymnaxSource")
                 raise
             if len(_checked(given, self.env)) == 5 and not _shows_last(given[-1]):
                 step = self.env.step_env
-        return _as_step(_checked(step(key, state, action, *self._params), self.env))
-
-    def _check_alike(self, key: Any, state: Any, action: Any) -> None:
-        """A `step` that picks between a step and a reset fails if these two are not alike."""
-        first = jax.eval_shape(self.env.reset_env, key, *self._params)
-        after = jax.eval_shape(self.env.step_env, key, state, action, *self._params)
-        check_alike(self, "observation", first[0], after[0], "GymnaxSource")
-        check_alike(self, "state", first[1], after[1], "GymnaxSource")
+        return _as_step(_checked(step(*args), self.env))
 
     def action_spec(self) -> Any:
         space = getattr(self.env, "action_space", None)
@@ -123,14 +121,14 @@ class GymnaxEnvironment(Adapted):
 def _as_step(given: tuple[Any, ...]) -> Step:
     observation, state, reward, *ends, info = given
     told = info if isinstance(info, dict) else {}
-    terminated, done, truncated = None, _flag(ends[0]), told.get("truncated")
+    done, terminated, truncated = ends[0], told.get("terminated", False), told.get("truncated")
     if len(ends) == 2:
-        terminated, truncated = done, ends[1]
-        done = terminated | _flag(truncated)
+        terminated, truncated = ends
+        done = _flag(terminated) | _flag(truncated)
     if truncated is not None:
-        # An episode may end by itself in the very step of the limit; then nothing was cut off.
-        by_itself = told.get("terminated", False) if terminated is None else terminated
-        truncated = _flag(truncated) & ~_flag(by_itself)
+        # An episode may end by itself in the step of the time limit; then nothing was cut off.
+        truncated = _flag(truncated) & ~_flag(terminated)
+    done = _flag(done)
     rest = {name: told[name] for name in told if name not in _TOLD} if told else info
     if not _shows_last(info):
         return Step(observation, state, reward, done, truncated, rest)
@@ -171,12 +169,9 @@ def _owns_step_env(env: Any) -> bool:
     kind = type(env)
     if "step" in getattr(env, "__dict__", {}) or not hasattr(kind, "reset_env"):
         return False
-    defines = {
-        name: next((i for i, base in enumerate(kind.__mro__) if name in vars(base)), None)
-        for name in ("step", "step_env")
-    }
-    outer, inner = defines["step"], defines["step_env"]
-    return outer is not None and inner is not None and outer >= inner
+    # The classes from the most derived on: the first that defines one of them has `step_env`.
+    first = next((vars(base) for base in kind.__mro__ if {"step", "step_env"} & {*vars(base)}), {})
+    return "step_env" in first and hasattr(kind, "step")
 
 
 def _spec_of(space: Any) -> jax.ShapeDtypeStruct | None:
@@ -185,7 +180,7 @@ def _spec_of(space: Any) -> jax.ShapeDtypeStruct | None:
     if not isinstance(shape, tuple | list) or dtype is None:
         return None
     # gymnasium counts in int64, which JAX has only if asked
-    return jax.ShapeDtypeStruct(tuple(map(int, shape)), jax.dtypes.canonicalize_dtype(dtype))
+    return jax.ShapeDtypeStruct(tuple(map(int, shape)), canonical(dtype))
 
 
 def _as_arrays(params: Any) -> Any:
@@ -205,17 +200,11 @@ def _as_arrays(params: Any) -> Any:
 
 
 def _check_shape(env: Any) -> None:
-    """Refuses what cannot be called as gymnax's environments are, and names what can."""
-    kind = type(env)
-    if kind is tuple:
-        raise PipelineError(
-            f"{_OWNER}: `env` is a tuple; write `{_OWNER}(*gymnax.make(name))`, or `env, params = "
-            f"gymnax.make(name)`, then `{_OWNER}(env, params)`."
-        )
-    if isinstance(env, type | str):
+    """Refuses what cannot be called as gymnax's environments are, and says what to write."""
+    if type(env) is tuple or isinstance(env, type | str):
         raise PipelineError(
             f"{_OWNER}: `env` must be an environment, got {env!r:.60}; write "
-            f"`env, params = gymnax.make(name)`, then `{_OWNER}(env, params)`."
+            f"`{_OWNER}(*gymnax.make(name))`."
         )
     if not callable(getattr(env, "reset", None)) or not callable(getattr(env, "step", None)):
         raise PipelineError(
@@ -228,23 +217,17 @@ def _check_shape(env: Any) -> None:
 
 
 def _wrong_step(env: Any) -> str:
-    name = f"`{_name(env)}.step`"
-    if not _takes(env.step, 2):
-        return (
-            f"{name} takes no key and no state, so it is no pure function; for an environment of "
-            f"gymnasium write `cereal.rl.GymnasiumSource(name, ...)`."
-        )
     adapters = {"action_size": "Brax", "action_spec": "Jumanji", "_step": "Navix"}
-    found = [adapters[attribute] for attribute in adapters if hasattr(env, attribute)]
-    if found:
-        return (
-            f"{name} takes (state, action), as {found[0]}'s does; write "
-            f"`cereal.rl.{found[0]}Environment(env)`."
-        )
-    return (
-        f"{name} takes two arguments, not (key, state, action, params); write an adapter, as "
-        f"`cereal.rl.Environment` shows."
-    )
+    library = next((adapters[name] for name in adapters if hasattr(env, name)), None)
+    if not _takes(env.step, 2):
+        why = "no key and no state, so it is no pure function; for an environment of gymnasium "
+        why += "write `cereal.rl.GymnasiumSource(name, ...)`"
+    elif library:
+        why = f"(state, action), as {library}'s does; write `cereal.rl.{library}Environment(env)`"
+    else:
+        why = "two arguments, not (key, state, action, params); write an adapter, as "
+        why += "`cereal.rl.Environment` shows"
+    return f"`{_name(env)}.step` takes {why}."
 
 
 def _takes(fn: Callable[..., Any], count: int) -> bool:
@@ -253,7 +236,7 @@ def _takes(fn: Callable[..., Any], count: int) -> bool:
     except TypeError:
         return False
     except ValueError:  # some built-ins have no signature
-        return True
+        pass
     return True
 
 

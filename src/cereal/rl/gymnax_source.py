@@ -46,7 +46,17 @@ class GymnaxSource(RolloutSource):
         policy_state_axes: Any = None,
         **options: Any,
     ) -> None:
-        _refuse_options(options)
+        for name in options:
+            if name in ("policy_fn", "policy_params"):
+                raise PipelineError(
+                    f"GymnaxSource has no `{name}=`: a policy is `policy_step_fn=`, and its "
+                    f"parameters are in its state; {wrapper_of('GymnaxSource')}"
+                )
+            raise PipelineError(
+                f"GymnaxSource got an unknown option `{name}=`; it takes `env`, `env_params`, "
+                f"`policy_step_fn`, `policy_state_template`, `steps_per_epoch`, `num_envs` and "
+                f"`policy_state_axes`."
+            )
         if policy_step_fn is None:
             raise PipelineError(
                 "GymnaxSource needs a policy: pass `policy_step_fn=policy_step`, a function "
@@ -61,19 +71,3 @@ class GymnaxSource(RolloutSource):
             num_envs,
             policy_state_axes,
         )
-
-
-def _refuse_options(options: dict[str, Any]) -> None:
-    if not options:
-        return
-    name = next(iter(options))
-    if name in ("policy_fn", "policy_params"):
-        raise PipelineError(
-            f"GymnaxSource has no `{name}=`: a policy is `policy_step_fn=`, and its parameters are "
-            f"in its state; {wrapper_of('GymnaxSource')}"
-        )
-    raise PipelineError(
-        f"GymnaxSource got an unknown option `{name}=`; it takes `env`, `env_params`, "
-        f"`policy_step_fn`, `policy_state_template`, `steps_per_epoch`, `num_envs` and "
-        f"`policy_state_axes`."
-    )

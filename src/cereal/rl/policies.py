@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ..core.errors import PipelineError
-from ..core.function import Function, as_function
+from ..core.errors import PipelineError, first_line
+from ..core.function import Function, as_function, function_name
 from ..core.spec import Spec, format_spec, is_array_like
 
 _WRITE = (
     "def policy_step(observation, policy_state, new_episode, key): ...; return action, policy_state"
 )
-_WRAPPER = """
+_WRAPPER = """wrap your function, with the arguments that it takes, and pass its parameters as the \
+policy state:
+
     def policy_step(observation, policy_state, new_episode, key):
         return policy_fn(observation, policy_state, key), policy_state
-"""
+
+    source = {owner}(env, env_params, policy_step, policy_state_template=policy_params)
+    state = loader.set_policy_state(loader.init_state(key), policy_params)"""
 
 
 def wrapper_of(owner: str) -> str:
     """What to write around a policy without a state of its own."""
-    return (
-        f"wrap your function, with the arguments that it takes, and pass its parameters as the "
-        f"policy state:\n{_WRAPPER}\n"
-        f"    source = {owner}(env, env_params, policy_step, policy_state_template=policy_params)\n"
-        f"    state = loader.set_policy_state(loader.init_state(key), policy_params)"
-    )
+    return _WRAPPER.format(owner=owner)
 
 
 def as_policy(policy_step_fn: Any, owner: str) -> Function:
@@ -42,11 +42,10 @@ def as_policy(policy_step_fn: Any, owner: str) -> Function:
     try:
         inspect.signature(policy_step_fn).bind(None, None, None, None)
     except TypeError as error:
-        name = getattr(policy_step_fn, "__name__", type(policy_step_fn).__name__)
+        name = f"{function_name(policy_step_fn)}{inspect.signature(policy_step_fn)}"
         raise PipelineError(
             f"{owner}: `policy_step_fn` is called with (observation, policy_state, new_episode, "
-            f"key), which `{name}{inspect.signature(policy_step_fn)}` does not take; "
-            f"{wrapper_of(owner)}"
+            f"key), which `{name}` does not take; {wrapper_of(owner)}"
         ) from error
     except ValueError:  # a built-in without a signature
         pass
@@ -66,30 +65,24 @@ def as_template(template: Any, owner: str) -> Spec:
     return Spec(jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), template))
 
 
+@dataclass(frozen=True)
 class Axes:
-    """Which axis of each leaf of a policy state goes over the environments; None: it is shared."""
+    """For each leaf of a policy state, its axis over the environments; None if it is shared."""
 
-    def __init__(self, leaves: tuple[int | None, ...], structure: Any) -> None:
-        self.leaves, self.structure = leaves, structure
+    leaves: tuple[int | None, ...]
+    structure: Any
 
     @property
     def tree(self) -> Any:
         return jax.tree.unflatten(self.structure, self.leaves)
 
-    @property
-    def any(self) -> bool:
-        """Whether there is anything that environments do not share."""
-        return any(axis is not None for axis in self.leaves)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Axes)
-            and self.leaves == other.leaves
-            and self.structure == other.structure
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.leaves, self.structure))
+    def of_one(self, template: Spec) -> Any:
+        """The policy state of one environment, as shapes."""
+        leaves = [
+            leaf if axis is None else jax.eval_shape(lambda x, axis=axis: x.take(0, axis), leaf)
+            for leaf, axis in zip(template.leaves, self.leaves, strict=True)
+        ]
+        return jax.tree.unflatten(template.structure, leaves)
 
 
 def as_axes(axes: Any, template: Spec, num_envs: int, owner: str) -> Axes:
@@ -102,11 +95,10 @@ def as_axes(axes: Any, template: Spec, num_envs: int, owner: str) -> Axes:
     try:
         jax.tree.map(fill, axes, template.tree, is_leaf=lambda x: x is None)
     except (ValueError, TypeError) as error:
-        first = str(error).partition("\n")[0]
         raise PipelineError(
             f"{owner}: `policy_state_axes` must be None, 0, or a tree like the policy state "
             f"{template} with 0 for what each environment has for itself and None for what they "
-            f"share, got {axes!r:.80} ({first})."
+            f"share, got {axes!r:.80} ({first_line(error)})."
         ) from error
     paths = jax.tree_util.tree_flatten_with_path(template.tree)[0]
     for (path, leaf), axis in zip(paths, found, strict=True):
@@ -132,25 +124,21 @@ def _check_axis(axis: Any, leaf: Any, path: str, num_envs: int, owner: str) -> N
 
 def over_environments(
     policy: Callable[..., Any], axes: Axes, num_envs: int
-) -> Callable[..., tuple[Any, Any, Any]]:
-    """`(observation, policy_state, new_episode, key) -> (action, extras, policy_state)` of all."""
+) -> Callable[..., tuple[Any, Any]]:
+    """The policy for all environments; it returns `(action, extras), policy_state`."""
 
     def one(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
-        made = policy(observation, policy_state, new_episode, key)
-        action, after, *extras = made
+        action, after, *extras = policy(observation, policy_state, new_episode, key)
         return (jax.tree.map(jnp.asarray, action), tuple(extras)), after
 
-    def all_of_them(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
-        if num_envs == 1 and not axes.any:
-            (action, extras), after = one(observation, policy_state, new_episode, key)
-            return action, extras, after
-        mapped = jax.vmap(one, in_axes=(0, axes.tree, 0, 0), out_axes=(0, axes.tree))
-        if num_envs > 1:
-            (action, extras), after = mapped(observation, policy_state, new_episode, key)
-            return action, extras, after
+    mapped = jax.vmap(one, in_axes=(0, axes.tree, 0, 0), out_axes=(0, axes.tree))
+
+    def only_one(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
+        """With an axis of one environment, which is taken away again."""
         seen = jax.tree.map(lambda x: x[None], (observation, new_episode, key))
         made, after = mapped(seen[0], policy_state, seen[1], seen[2])
-        action, extras = jax.tree.map(lambda x: x[0], made)
-        return action, extras, after
+        return jax.tree.map(lambda x: x[0], made), after
 
-    return all_of_them
+    if num_envs > 1:
+        return mapped
+    return one if all(axis is None for axis in axes.leaves) else only_one

@@ -10,14 +10,15 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 
-from ..core.errors import CerealError, PipelineError, UsageError
+from ..core.errors import CerealError, PipelineError, UsageError, in_one_line
 from ..core.policy import PolicySlot, find_slot
 from ..core.positional import Positional
 from ..core.promise import as_built
 from ..core.pytree import pytree_dataclass, static_field
-from ..core.source import Mask, Source
+from ..core.source import Mask, Source, check_source
 from ..core.spec import Spec, format_spec
-from ..core.wrapper import StreamWrapper
+from ..core.stream_stages import StreamWrapper
+from ..core.traits import Traits
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -26,7 +27,7 @@ class UsesPolicy(Protocol):
     """A stage whose `apply` is given the policy state too."""
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         """How error messages call it."""
         ...
 
@@ -49,37 +50,32 @@ class PolicyStage(StreamWrapper[T_co]):
     spec: Spec = static_field()
 
     @property
-    def label(self) -> str:
-        return self.stage.label
+    def _label(self) -> str:
+        return self.stage._label
 
-    @property
-    def light(self) -> bool:
-        return False
+    def _describe(self) -> Traits:
+        return self.source.traits.but(light=False)
 
     def init_state(self, key: Any) -> Any:
         return self.source.init_state(key)
 
-    def step(self, state: Any) -> tuple[T_co, Mask, Any]:
+    def _step(self, state: Any) -> tuple[T_co, Mask, Any]:
         policy_state = find_slot(state).get()
-        values, mask, state = self.source.step(state)
-        values, mask = self.stage.apply_with(policy_state, values, mask, self.lanes)
+        values, mask, state = self.source._step(state)
+        values, mask = self.stage.apply_with(policy_state, values, mask, self.traits.lanes)
         return as_built(self.stage, values, self.spec, 0), mask, state
 
 
 def policy_stage(stage: UsesPolicy, source: Source[Any]) -> Source[Any]:
     """The source with the stage around it, or an error if no policy is below."""
-    if not isinstance(source, Source):
-        raise PipelineError(
-            f"{stage.label} must be called with a source, got {type(source).__name__}; write "
-            f"`stage(source)`."
-        )
+    check_source(source, stage._label)
     slot = _slot_below(stage, source)
-    mask = jax.ShapeDtypeStruct(source.lanes, bool)
+    mask = jax.ShapeDtypeStruct(source.traits.lanes, bool)
     spec = source.element_spec()
     try:
         made = jax.eval_shape(
             lambda policy_state, values, mask: stage.apply_with(
-                policy_state, values, mask, source.lanes
+                policy_state, values, mask, source.traits.lanes
             )[0],
             slot.spec.tree,
             spec,
@@ -88,10 +84,9 @@ def policy_stage(stage: UsesPolicy, source: Source[Any]) -> Source[Any]:
     except CerealError:
         raise
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
         raise PipelineError(
-            f"{stage.label} failed on {format_spec(spec)} and the policy state {slot.spec}: "
-            f"{type(error).__name__}: {first}"
+            f"{stage._label} failed on {format_spec(spec)} and the policy state {slot.spec}: "
+            f"{in_one_line(error)}"
         ) from error
     return PolicyStage(source, stage, Spec(made))
 
@@ -102,7 +97,7 @@ _OTHERWISE = "leave `value_fn` out, and add `value` and `next_value` in a MapTra
 def _slot_below(stage: UsesPolicy, source: Source[Any]) -> PolicySlot:
     if isinstance(source, Positional):
         raise PipelineError(
-            f"{stage.label} needs the state of a policy, but {source.label} is an indexed "
+            f"{stage._label} needs the state of a policy, but {source._label} is an indexed "
             f"pipeline, which carries none; begin with a source of rollouts, such as GymnaxSource, "
             f"or {_OTHERWISE}."
         )
@@ -111,5 +106,5 @@ def _slot_below(stage: UsesPolicy, source: Source[Any]) -> PolicySlot:
         return find_slot(jax.eval_shape(source.init_state, key))
     except UsageError as error:
         raise PipelineError(
-            f"{stage.label} needs the state of a policy: {error} Or {_OTHERWISE}."
+            f"{stage._label} needs the state of a policy: {error} Or {_OTHERWISE}."
         ) from error

@@ -30,19 +30,20 @@ from .returns import as_fraction, gae, n_step_returns, reward_to_go
 class SegmentStage(Stage[Any, Any]):
     """A stage that adds keys to segments, and leaves the others."""
 
+    reads: ClassVar[tuple[str, ...]]
     adds: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def of_segment(self, parts: dict[str, Any], mask: Any) -> dict[str, Any]:
-        """What to add to a segment `[T, ...]` of which these are the parts that it needs."""
+        """What to add to a segment `[T, ...]`; `parts` are those of the keys that it needs."""
 
     @property
-    @abstractmethod
     def needs(self) -> dict[str, str]:
         """Which keys it reads, and what to do where one is missing."""
+        return dict.fromkeys(self.reads, "give it that name with a RenameTransform")
 
     def __call__(self, source: Source[Any]) -> Source[Any]:
-        if isinstance(source, Positional) and source.lanes:
+        if isinstance(source, Positional) and source.traits.lanes:
             self._check_steps_follow(source)
         return super().__call__(source)
 
@@ -61,48 +62,48 @@ class SegmentStage(Stage[Any, Any]):
     def _check(self, values: Any, lanes: tuple[int, ...]) -> None:
         if not lanes:
             raise PipelineError(
-                f"{self.label} works on segments, steps in a row; put it after the "
+                f"{self._label} works on segments, steps in a row; put it after the "
                 f"`BatchTransform(T)` that makes segments of T steps. If elements are segments "
                 f"themselves, call {_FUNCTIONS} on them in a MapTransform."
             )
         if not isinstance(values, dict):
             raise PipelineError(
-                f"{self.label} needs batches that are dicts, with the keys {sorted(self.needs)}; "
+                f"{self._label} needs batches that are dicts, with the keys {sorted(self.needs)}; "
                 f"got {type(values).__name__}."
             )
         for name, fix in self.needs.items():
             if name not in values:
                 raise PipelineError(
-                    f"{self.label}: batches have no key {name!r}, they have {sorted(values)}; "
+                    f"{self._label}: batches have no key {name!r}, they have {sorted(values)}; "
                     f"{fix}."
                 )
         twice = [name for name in self.adds if name in values]
         if twice:
             raise PipelineError(
-                f"{self.label} adds {twice[0]!r}, but batches have that key already; rename it "
+                f"{self._label} adds {twice[0]!r}, but batches have that key already; rename it "
                 f'before, with `RenameTransform({{"{twice[0]}": ...}})`.'
             )
 
     def _check_steps_follow(self, source: Positional[Any]) -> None:
         """The rows of a batch must be steps in a row."""
-        if source.order.random:
+        if source._order.random:
             raise PipelineError(
-                f"{self.label} needs steps in a row, but the order of the data is "
-                f'{source.order.name}; pass `ordering="sequential"` to the source. To shuffle '
+                f"{self._label} needs steps in a row, but the order of the data is "
+                f'{source._order.name}; pass `ordering="sequential"` to the source. To shuffle '
                 f"segments, cut them with `WindowSource(data, T)` and call {_FUNCTIONS} in a "
                 f"MapTransform before batching."
             )
-        steps = source.lanes[-1]
-        if source.remainder == "wrap" and not source.unknown_length and source.length % steps:
+        steps = source.traits.lanes[-1]
+        traits = source.traits
+        if traits.remainder == "wrap" and not traits.unknown_length and traits.length % steps:
             raise PipelineError(
-                f"{self.label}: {source.length} steps are no whole number of segments of {steps}, "
+                f"{self._label}: {traits.length} steps are no whole number of segments of {steps}, "
                 f"and one would go on from the last step to the first; pass `pad_last_batch=True` "
                 f"or `drop_last=True` to the BatchTransform."
             )
 
 
 _FUNCTIONS = "`cereal.rl.reward_to_go`, `n_step_returns` or `gae`"
-_RENAME = "give it that name with a RenameTransform"
 
 
 @pytree_dataclass
@@ -114,16 +115,9 @@ class RewardToGoTransform(SegmentStage):
         return   1.75  1.5   1    |   1.5   1
 
     Comes after `BatchTransform(T)`, over steps with `reward` and `done`; see `reward_to_go`.
-
-    >>> import cereal, numpy as np
-    >>> data = {"reward": np.ones(5), "done": np.arange(5) == 2}
-    >>> to_go = cereal.rl.RewardToGoTransform(gamma=0.5)
-    >>> source = cereal.ArraySampleSource(data, ordering="sequential")
-    >>> batch, mask = cereal.DataLoader([source, cereal.BatchTransform(5), to_go]).batch_at(0, 0)
-    >>> batch["return"].tolist()
-    [1.75, 1.5, 1.0, 1.5, 1.0]
     """
 
+    reads: ClassVar[tuple[str, ...]] = ("reward", "done")
     adds: ClassVar[tuple[str, ...]] = ("return",)
 
     gamma: Any
@@ -132,12 +126,8 @@ class RewardToGoTransform(SegmentStage):
         set_fields(self, gamma=as_fraction(gamma, "gamma", "RewardToGoTransform"))
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return f"RewardToGoTransform(gamma={_shown(self.gamma)})"
-
-    @property
-    def needs(self) -> dict[str, str]:
-        return {"reward": _RENAME, "done": _RENAME}
 
     def of_segment(self, parts: dict[str, Any], mask: Any) -> dict[str, Any]:
         to_go = reward_to_go(parts["reward"], parts["done"], gamma=self.gamma, mask=mask)
@@ -165,6 +155,7 @@ class NStepReturnTransform(SegmentStage):
     [0.25, 0.25, 0.0, 0.0]
     """
 
+    reads: ClassVar[tuple[str, ...]] = ("reward", "done", "next_state")
     adds: ClassVar[tuple[str, ...]] = ("n_step_return", "bootstrap_state", "bootstrap_discount")
 
     gamma: Any
@@ -175,23 +166,11 @@ class NStepReturnTransform(SegmentStage):
         set_fields(self, n=as_count(n, "n", owner), gamma=as_fraction(gamma, "gamma", owner))
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return f"NStepReturnTransform({self.n}, gamma={_shown(self.gamma)})"
 
-    @property
-    def needs(self) -> dict[str, str]:
-        return {"reward": _RENAME, "done": _RENAME, "next_state": _RENAME}
-
     def of_segment(self, parts: dict[str, Any], mask: Any) -> dict[str, Any]:
-        made = n_step_returns(
-            parts["reward"],
-            parts["done"],
-            parts["next_state"],
-            self.n,
-            gamma=self.gamma,
-            terminated=parts.get("terminated"),
-            mask=mask,
-        )
+        made = n_step_returns(n=self.n, gamma=self.gamma, mask=mask, **parts)
         return dict(zip(self.adds, made, strict=True))
 
 
@@ -217,6 +196,7 @@ class GAETransform(SegmentStage):
     [1.5, 1.0, 3.0]
     """
 
+    reads: ClassVar[tuple[str, ...]] = ("reward", "done", "state", "next_state")
     adds: ClassVar[tuple[str, ...]] = ("advantage", "return")
 
     gamma: Any
@@ -244,17 +224,18 @@ class GAETransform(SegmentStage):
         )
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         value_fn = "" if self.value_fn is None else f", value_fn={self.value_fn.name}"
         return f"GAETransform(gamma={_shown(self.gamma)}, lam={_shown(self.lam)}{value_fn})"
 
     @property
     def needs(self) -> dict[str, str]:
-        shared = {"reward": _RENAME, "done": _RENAME}
-        if self.value_fn is not None:
-            return {**shared, "state": _RENAME, "next_state": _RENAME}
-        fix = "pass `value_fn=`, or add `value` and `next_value` in a MapTransform before"
-        return {**shared, "value": fix, "next_value": fix}
+        needs = super().needs
+        if self.value_fn is None:
+            fix = "pass `value_fn=`, or add `value` and `next_value` in a MapTransform before"
+            needs = {"reward": needs["reward"], "done": needs["done"]}
+            needs |= {"value": fix, "next_value": fix}
+        return needs
 
     def __call__(self, source: Source[Any]) -> Source[Any]:
         return super().__call__(source) if self.value_fn is None else policy_stage(self, source)
@@ -280,23 +261,14 @@ class GAETransform(SegmentStage):
             found = format_spec(made) if hasattr(made, "dtype") else type(made).__name__
             last = getattr(made, "shape", None) == (*shape, 1)
             raise PipelineError(
-                f"{self.label}: `value_fn` must return one array with one value per step, of shape "
-                f"{shape}, returned {found}"
+                f"{self._label}: `value_fn` must return one array with one value per step, of "
+                f"shape {shape}, returned {found}"
                 + ("; write `[..., 0]` to take its last axis away." if last else ".")
             )
         return jnp.asarray(made)
 
     def of_segment(self, parts: dict[str, Any], mask: Any) -> dict[str, Any]:
-        made = gae(
-            parts["reward"],
-            parts["done"],
-            parts["value"],
-            parts["next_value"],
-            gamma=self.gamma,
-            lam=self.lam,
-            terminated=parts.get("terminated"),
-            mask=mask,
-        )
+        made = gae(gamma=self.gamma, lam=self.lam, mask=mask, **parts)
         return dict(zip(self.adds, made, strict=True))
 
 

@@ -4,7 +4,7 @@
     done      .    .    x    .    .    .        a_t is 0 where an episode ends, else a discount
     to go     3    2    1    3    2    1
 
-Each is one linear recurrence, backwards in time; further axes, such as environments, ride along.
+Each is one linear recurrence, backwards in time, for each index of further axes (environments).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..core.capture import is_traced
 from ..core.errors import PipelineError, UsageError
 from ..core.numbers import as_count
 from ..core.spec import at_least_float32, format_spec
@@ -30,7 +30,8 @@ def reward_to_go(
         return[t] = reward[t] + gamma * return[t + 1]      without the rest where done[t]
 
     Arrays are `[T]` or `[T, ...]`. `bootstrap` is the value of what follows the last step, `[...]`,
-    of an episode that goes on. Steps whose `mask` (`[T]` or `[T, ...]`) is False get 0 and cut.
+    of an episode that goes on. Steps whose `mask` (`[T]` or `[T, ...]`) is False get 0, and what
+    comes before them ends there.
 
     >>> import cereal, jax.numpy as jnp
     >>> done = jnp.array([False, False, True, False])
@@ -41,13 +42,17 @@ def reward_to_go(
     """
     steps = _read_steps("reward_to_go", reward, done, None, mask)
     gamma = _as_array(as_fraction(gamma, "gamma", "reward_to_go"), steps.dtype)
-    follows = jnp.where(over(steps.cut, steps.reward), jnp.zeros_like(gamma), gamma)
+    follows = jnp.where(aligned(steps.cut, steps.reward), jnp.zeros_like(gamma), gamma)
     added = steps.reward
     if bootstrap is not None:
-        after = _as_array(bootstrap, steps.dtype)
-        _check_bootstrap(after, steps.reward.shape[1:])
+        after, shape = _as_array(bootstrap, steps.dtype), steps.reward.shape[1:]
+        if after.shape not in ((), shape):
+            raise UsageError(
+                f"`reward_to_go`: `bootstrap` of shape {after.shape} is not one value for what "
+                f"follows the last step; it has the axes of `reward` without time, {shape}."
+            )
         after = jnp.broadcast_to(after, steps.reward.shape)
-        last = over(_is_last(steps.real), steps.reward)
+        last = aligned(_is_last(steps.real), steps.reward)
         added = added + jnp.where(last, follows * after, jnp.zeros_like(after))
     return backwards(follows, added)
 
@@ -82,9 +87,9 @@ def n_step_returns(
     steps = _read_steps(owner, reward, done, terminated, mask)
     gamma = _as_array(as_fraction(gamma, "gamma", owner), steps.dtype)
     size = steps.done.shape[0]
-    # A step before a masked one is the last of what is known, as at the end of the segment.
+    # The step before a masked one is the last known one, as the last step of the segment is.
     cut = steps.cut | _later(~steps.real, 1, fill=False)
-    follows = jnp.where(over(cut, steps.reward), jnp.zeros_like(gamma), gamma)
+    follows = jnp.where(aligned(cut, steps.reward), jnp.zeros_like(gamma), gamma)
     total = backwards(follows, steps.reward) if n >= size else _window(follows, steps.reward, n)
 
     to_cut = backwards((~cut).astype(jnp.int32), jnp.ones(cut.shape, jnp.int32))
@@ -126,12 +131,10 @@ def gae(
     steps = _read_steps("gae", reward, done, terminated, mask, (value, next_value))
     gamma = _as_array(as_fraction(gamma, "gamma", "gae"), steps.dtype)
     lam = _as_array(as_fraction(lam, "lam", "gae"), steps.dtype)
-    now = _value("value", value, steps)
-    after = _value("next_value", next_value, steps)
-    zero = jnp.zeros_like(now)
-    real, over_there = over(steps.real, now), over(steps.terminated, now)
-    delta = steps.reward + gamma * jnp.where(over_there, zero, after) - now
-    follows = jnp.where(over(steps.cut, now), jnp.zeros_like(gamma), gamma * lam)
+    now, after = _value("value", value, steps), _value("next_value", next_value, steps)
+    zero, real = jnp.zeros_like(now), aligned(steps.real, now)
+    delta = steps.reward + gamma * jnp.where(aligned(steps.terminated, now), zero, after) - now
+    follows = jnp.where(aligned(steps.cut, now), jnp.zeros_like(gamma), gamma * lam)
     advantage = backwards(follows, jnp.where(real, delta, zero))
     return advantage, jnp.where(real, advantage + now, zero)
 
@@ -179,7 +182,7 @@ def _window(factor: jax.Array, added: jax.Array, n: int) -> jax.Array:
             assert total is not None
             return total
         further = added + factor * _later(added, power)
-        # Without the barrier each window is computed anew inside of all that follow.
+        # Without the barrier each window is computed again inside of all that follow.
         factor, added = lax.optimization_barrier((factor * _later(factor, power), further))
         power *= 2
 
@@ -198,7 +201,7 @@ class _Steps(NamedTuple):
     done: jax.Array
     terminated: jax.Array
     real: jax.Array
-    cut: jax.Array  # nothing flows back over this step
+    cut: jax.Array  # whether what comes after this step counts for nothing before it
 
     @property
     def dtype(self) -> Any:
@@ -214,36 +217,29 @@ def _read_steps(
             f"`{owner}` works on steps in a row, the first axis of arrays, got a reward of shape "
             f"{reward.shape}; pass arrays `[T, ...]`."
         )
-    _check_leads(owner, "done", done, "reward", reward)
+    check_leads(owner, "done", done, "reward", reward)
     ended = done if terminated is None else _flags(owner, "terminated", terminated, done) & done
     real = jnp.ones_like(done) if mask is None else _flags(owner, "mask", mask, done)
     dtype = np.result_type(*(at_least_float32(jnp.asarray(x).dtype) for x in (reward, *values)))
     reward = reward.astype(dtype)
-    reward = jnp.where(over(real, reward), reward, jnp.zeros_like(reward))
+    reward = jnp.where(aligned(real, reward), reward, jnp.zeros_like(reward))
     return _Steps(reward, done, ended, real, done | ~real)
 
 
 def _flags(owner: str, name: str, flags: Any, done: jax.Array) -> jax.Array:
-    """Yes or no per step, of as many axes as `done`."""
+    """True or False per step, with as many axes as `done`."""
     flags = jnp.asarray(flags).astype(jnp.bool_)
-    _check_leads(owner, name, flags, "done", done)
-    return jnp.broadcast_to(over(flags, done), done.shape)
+    check_leads(owner, name, flags, "done", done)
+    return jnp.broadcast_to(aligned(flags, done), done.shape)
 
 
-def _check_leads(owner: str, name: str, x: jax.Array, of: str, whole: jax.Array) -> None:
+def check_leads(owner: str, name: str, x: jax.Array, of: str, whole: jax.Array) -> None:
+    """Refuses an array whose axes are not the first axes of another one."""
     if not x.ndim or whole.shape[: x.ndim] != x.shape:
         raise UsageError(
             f"`{owner}`: `{name}` of shape {x.shape} does not belong to `{of}` of shape "
             f"{whole.shape}; both begin with the axis of time, and `{name}` has the same axes or "
             f"the first of them."
-        )
-
-
-def _check_bootstrap(bootstrap: jax.Array, shape: tuple[int, ...]) -> None:
-    if bootstrap.shape not in ((), shape):
-        raise UsageError(
-            f"`reward_to_go`: `bootstrap` of shape {bootstrap.shape} is not one value for what "
-            f"follows the last step; it has the axes of `reward` without time, {shape}."
         )
 
 
@@ -258,8 +254,8 @@ def _value(name: str, value: Any, steps: _Steps) -> jax.Array:
     return value.astype(steps.dtype)
 
 
-def over(x: jax.Array, whole: Any) -> jax.Array:
-    """The array with axes of 1 behind, so that it lies over one of more axes."""
+def aligned(x: jax.Array, whole: Any) -> jax.Array:
+    """The array with axes of 1 at the end, so that it broadcasts over one of more axes."""
     return x.reshape(x.shape + (1,) * (whole.ndim - x.ndim))
 
 
@@ -276,7 +272,7 @@ def _at(leaf: Any, index: jax.Array) -> jax.Array:
             f"`n_step_returns`: `next_state` has an array of shape {leaf.shape}, but there is one "
             f"observation for each `done`, of shape {index.shape}; pass `[T, ...]`, as stacked."
         )
-    return jnp.take_along_axis(leaf, over(index, leaf), axis=0, mode="promise_in_bounds")
+    return jnp.take_along_axis(leaf, aligned(index, leaf), axis=0, mode="promise_in_bounds")
 
 
 def _as_array(number: Any, dtype: Any) -> jax.Array:
@@ -291,7 +287,7 @@ def as_fraction(value: Any, name: str, owner: str) -> Any:
             raise PipelineError(
                 f"{wrong}{format_spec(value)}; for many at once, `jax.vmap` over `{name}`."
             )
-        if isinstance(value, jax.core.Tracer):
+        if is_traced(value):
             return value
     elif np.shape(value) or np.asarray(value).dtype.kind not in "iuf":
         raise PipelineError(f"{wrong}{type(value).__name__} ({value!r:.60}).")

@@ -21,37 +21,40 @@ import jax.numpy as jnp
 from ..core.capture import eager
 from ..core.compiled import TracedAgain
 from ..core.errors import PipelineError, StateError
-from ..core.execute import many_steps, run_many, run_next
+from ..core.execute import many_steps
+from ..core.foreign_errors import maps_what_is_shared
 from ..core.function import Function
-from ..core.held import Held, hold
+from ..core.held import Opaque, hold
 from ..core.numbers import as_count
 from ..core.policy import PolicySlot, empty_slot, get_policy_state, set_policy_state
 from ..core.pytree import pytree_dataclass, set_copy, set_fields, static_field
-from ..core.source import Mask, Source
+from ..core.source import Mask
 from ..core.spec import Spec, strong
 from ..core.state import key_words
+from ..core.stream_stages import CompiledStream
 from ..core.threefry import ROLLOUT, key_for, threefry
+from ..core.wide import plus
 from .environment import Environment, Step
 from .policies import Axes, as_axes, as_policy, as_template, over_environments
-from .promises import (
-    acted,
-    first_of,
-    heeds_new_episode,
+from .returns import aligned
+from .shape_checks import (
+    action_shape,
+    environment_name,
+    has_long_reset,
     key_shape,
-    name_of,
-    resets_for_long,
-    stepped,
+    reset_shapes,
+    step_shapes,
+    uses_new_episode,
 )
-from .returns import over
 from .transition import RolloutState, Transition
 
-_POLICY, _STEP, _RESET, _FIRST = range(4)  # what a key of a step is for
-_MOST_KEYS = 1 << 22  # drawn at once
+_POLICY, _STEP, _RESET, _FIRST = range(4)  # what the keys of a step are for
+_MOST_KEYS = 1 << 22  # that are drawn at once
 
 
 @pytree_dataclass
-class RolloutSource(Source[Transition]):
-    """Transitions of a policy in N environments, any that have the two functions of `Environment`.
+class RolloutSource(CompiledStream[Transition]):
+    """Transitions of a policy in N environments, any that have the functions of `Environment`.
 
         RolloutSource(BraxEnvironment(env), policy_step, template, num_envs=64)
         -> BatchTransform(128)   segments of 128 steps in 64 environments: [128, 64, ...]
@@ -62,32 +65,21 @@ class RolloutSource(Source[Transition]):
     state: `loader.set_policy_state` puts it there, in the shape of `policy_state_template`, before
     the first step. `policy_state_axes` is an axis tree as of `jax.vmap`: None for what all
     environments share, 0 for what each has for itself; by default all is shared. Environments go
-    on across batches and epochs; where an episode ends the next one begins, and the policy is told
-    by `new_episode`. With `num_envs=1` there is no axis for environments.
-
-    >>> import cereal, gymnax, jax, jax.numpy as jnp
-    >>> def policy_step(observation, policy_state, new_episode, key):
-    ...     return jax.random.categorical(key, observation @ policy_state["params"]), policy_state
-    >>> env = cereal.rl.GymnaxEnvironment(gymnax.make("CartPole-v1")[0])
-    >>> policy_state = {"params": jnp.zeros((4, 2))}
-    >>> source = cereal.rl.RolloutSource(env, policy_step, policy_state, num_envs=8)
-    >>> loader = cereal.DataLoader([source, cereal.BatchTransform(16)])
-    >>> state = loader.set_policy_state(loader.init_state(0), policy_state)
-    >>> batch, state, mask = loader.next_batch(state)
-    >>> batch["next_state"].shape
-    (16, 8, 4)
+    on across batches and epochs. Where an episode ends the next one begins, and `new_episode`
+    tells the policy. With `num_envs=1` there is no axis for environments. `GymnaxSource` shows a
+    whole program.
     """
 
-    env: Held
+    env: Opaque
     policy: Function
-    template: Spec = static_field()
+    _template: Spec = static_field()
     steps_per_epoch: int = static_field()
     num_envs: int = static_field()
-    axes: Axes = static_field()
+    _axes: Axes = static_field()
     spec: Spec = static_field()
-    begins_again: bool = static_field()
-    heeds_new: bool = static_field()  # whether the policy looks at `new_episode`
-    long_reset: bool = static_field()  # whether a reset is much to compute
+    _begins_again: bool = static_field()
+    uses_new: bool = static_field()  # whether the policy looks at `new_episode`
+    _long_reset: bool = static_field()  # whether a reset takes long to compute
 
     def __init__(
         self,
@@ -107,20 +99,19 @@ class RolloutSource(Source[Transition]):
             self,
             env=hold(_checked(env, owner), owner),
             policy=policy,
-            template=template,
+            _template=template,
             steps_per_epoch=steps,
             num_envs=count,
-            axes=as_axes(policy_state_axes, template, count, owner),
+            _axes=as_axes(policy_state_axes, template, count, owner),
             spec=None,
-            begins_again=False,
-            heeds_new=True,
-            long_reset=False,
+            _begins_again=False,
+            uses_new=True,
+            _long_reset=False,
         )
-        made = self._one_environment(owner)
-        begins_again = made.resumed is not None
-        long_reset = not begins_again and resets_for_long(self.env.value)
-        set_fields(self, begins_again=begins_again, long_reset=long_reset)
-        set_fields(self, spec=self._spec(owner))
+        begins_again = self._one_environment(owner).resumed is not None
+        long_reset = not begins_again and has_long_reset(self.env.value)
+        set_fields(self, _begins_again=begins_again, _long_reset=long_reset)
+        set_fields(self, spec=self._infer_spec(owner))
 
     # What it gives
 
@@ -128,57 +119,46 @@ class RolloutSource(Source[Transition]):
         return self.spec.tree
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         many = "" if self.num_envs == 1 else f", num_envs={self.num_envs}"
-        return f"{type(self).__name__}({name_of(self.env.value)}{many})"
+        return f"{type(self).__name__}({environment_name(self.env.value)}{many})"
 
     def _one_environment(self, owner: str) -> Step:
         """Checks policy and environment together; the shapes of one step."""
         env = self.env.value
-        observation, state = first_of(env, owner)
-        leaves = [
-            leaf if axis is None else _without(leaf, axis)
-            for leaf, axis in zip(self.template.leaves, self.axes.leaves, strict=True)
-        ]
-        policy_state = jax.tree.unflatten(self.template.structure, leaves)
-        action = acted(self.policy, observation, policy_state, env, owner)
-        set_fields(self, heeds_new=heeds_new_episode(self.policy, observation, policy_state))
-        return stepped(env, observation, state, action, owner)
+        observation, state = reset_shapes(env, owner)
+        policy_state = self._axes.of_one(self._template)
+        action = action_shape(self.policy, observation, policy_state, env, owner)
+        set_fields(self, uses_new=uses_new_episode(self.policy, observation, policy_state))
+        return step_shapes(env, observation, state, action, owner)
 
-    def _spec(self, owner: str) -> Spec:
+    def _infer_spec(self, owner: str) -> Spec:
         state = jax.eval_shape(self.init_state, key_shape())
-        state = set_copy(state, policy=PolicySlot(self.template.tree, self.template, True))
+        state = set_copy(state, policy=PolicySlot(self._template.tree, self._template, True))
         try:
-            return Spec(jax.eval_shape(self.step, state)[0])
+            return Spec(jax.eval_shape(self._step, state)[0])
         except ValueError as error:
-            if "vmap" not in str(error) and "out_axes" not in str(error):
+            if not maps_what_is_shared(error):
                 raise
             raise PipelineError(
                 f"{owner}: the policy gives each of the {self.num_envs} environments a policy "
                 f"state of its own, but `policy_state_axes` shares all or a part of it: "
-                f"{self.template}. Say which part is whose, as in `policy_state_axes="
+                f"{self._template}. Say which part is whose, as in `policy_state_axes="
                 f'{{"params": None, "hidden": 0}}`, and give the parts of environments a first '
                 f"axis of {self.num_envs}."
             ) from error
 
     # Policies
 
-    @staticmethod
-    def set_policy_state(state: Any, policy_state: Any) -> Any:
-        """A state with this policy in it; see `DataLoader.set_policy_state`."""
-        return set_policy_state(state, policy_state)
-
-    @staticmethod
-    def get_policy_state(state: Any) -> Any:
-        """The policy state in a state; see `DataLoader.get_policy_state`."""
-        return get_policy_state(state)
+    set_policy_state = staticmethod(set_policy_state)
+    get_policy_state = staticmethod(get_policy_state)
 
     # States and steps
 
     def init_state(self, key: Any) -> RolloutState:
         """Environments at the beginning of their first episode, without a policy."""
         words = jnp.asarray(key_words(key))
-        # An environment's `reset` may refer to what has changed since: traced at every call.
+        # Traced at every call, since `reset` may refer to something that has changed.
         return TracedAgain(self._begin)(words) if eager() else self._begin(words)
 
     def _begin(self, words: Any) -> RolloutState:
@@ -190,23 +170,23 @@ class RolloutSource(Source[Transition]):
         first = _as_keys(self._draw(keys, steps, 1, (_FIRST,))[0, ..., 0, :])
         observation, environment = _strong(self._reset_all(first))
         new = jnp.ones(self._lanes, jnp.bool_)
-        slot = empty_slot(self.template)
+        slot = empty_slot(self._template)
         return RolloutState(environment, observation, new, slot, keys, steps)
 
     def next(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
-        return run_next(self, _checked_state(state, self))
+        return super().next(_checked_state(state, self))
 
     def next_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
-        return run_many(self, _checked_state(state, self), n)
+        return super().next_many(_checked_state(state, self), n)
 
-    def step(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
+    def _step(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
         state = _checked_state(state, self)
         words = self._draw(state.keys, state.steps, 1, self._purposes)[0]
         moving, transition = self._advance(self._moving(state), words)
         after = self._after(state, moving, transition["done"], 1)
         return transition, jnp.bool_(True), after
 
-    def step_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
+    def _step_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
         """All keys are drawn at once; then the environments are stepped."""
         if n * self.num_envs > _MOST_KEYS:
             return many_steps(self, state, n)
@@ -217,15 +197,16 @@ class RolloutSource(Source[Transition]):
         return transitions, jnp.ones(n, jnp.bool_), after
 
     def _advance(self, moving: _Moving, words: Any) -> tuple[_Moving, Transition]:
-        """One step of all environments: what moves, and what is told of it."""
+        """One step of all environments: what it changes, and the transition."""
         keys = _as_keys(words)
-        act = over_environments(self.policy, self.axes, self.num_envs)
-        observation, policy_state = moving.observation, moving.policy_state
-        new = moving.new_episode if self.heeds_new else jnp.zeros(self._lanes, jnp.bool_)
-        action, extras, policy_state = act(observation, policy_state, new, keys[..., _POLICY])
+        act = over_environments(self.policy, self._axes, self.num_envs)
+        observation = moving.observation
+        new = moving.new_episode if self.uses_new else jnp.zeros(self._lanes, jnp.bool_)
+        told, policy_state = act(observation, moving.policy_state, new, keys[..., _POLICY])
+        action, extras = told
         made = self._step_all(keys[..., _STEP], moving.environment, action)
         done = jnp.asarray(made.done).astype(jnp.bool_)
-        if self.begins_again:
+        if self._begins_again:
             after = made.resumed
         else:
             after = self._begun_again(done, keys[..., _RESET], (made.observation, made.state))
@@ -240,26 +221,23 @@ class RolloutSource(Source[Transition]):
         if extras:
             transition["extras"] = extras[0]
         seen, environment = _strong(after)
-        new = done if self.heeds_new else None
+        new = done if self.uses_new else None
         return _Moving(environment, seen, new, _strong(policy_state)), _strong(transition)
 
     def _moving(self, state: RolloutState) -> _Moving:
-        """What a step changes. `new_episode` is left out where the policy does not look at it:
-        carried, it costs a GPU a copy of every part of the environments' state."""
-        new = state.new_episode if self.heeds_new else None
+        # On a GPU, to carry `new_episode` costs a copy of every part of the environments' state.
+        new = state.new_episode if self.uses_new else None
         return _Moving(state.environment, state.observation, new, state.policy.get())
 
     def _after(self, state: RolloutState, moving: _Moving, done: Any, n: int) -> RolloutState:
         slot = PolicySlot(moving.policy_state, state.policy.spec, True)
-        low = state.steps[1] + jnp.uint32(n)
-        high = state.steps[0] + (low < state.steps[1]).astype(jnp.uint32)
-        steps = jnp.stack([high, low])
+        steps = jnp.stack(plus(state.steps[0], state.steps[1], jnp.uint32(n)))
         return RolloutState(moving.environment, moving.observation, done, slot, state.keys, steps)
 
     def _begun_again(self, done: Any, keys: Any, going: Any) -> Any:
-        """Where an episode has ended, the first of another.
+        """Where an episode has ended, the beginning of another one.
 
-        To ask first whether any has ended spares a reset in most steps; but on a GPU the question
+        To ask first whether any has ended saves a reset in most steps; but on a GPU the question
         itself takes as long as half a step of CartPole.
         """
 
@@ -269,13 +247,13 @@ class RolloutSource(Source[Transition]):
         def reset_if_any(going: Any) -> Any:
             return jax.lax.cond(done.any(), reset, lambda going: going, going)
 
-        if self.long_reset:
+        if self._long_reset:
             return reset_if_any(_strong(going))
         return jax.lax.platform_dependent(_strong(going), cpu=reset_if_any, default=reset)
 
     @property
     def _purposes(self) -> tuple[int, ...]:
-        return (_POLICY, _STEP) if self.begins_again else (_POLICY, _STEP, _RESET)
+        return (_POLICY, _STEP) if self._begins_again else (_POLICY, _STEP, _RESET)
 
     @property
     def _lanes(self) -> tuple[int, ...]:
@@ -291,8 +269,7 @@ class RolloutSource(Source[Transition]):
 
     def _draw(self, keys: Any, steps: Any, n: int, purposes: tuple[int, ...]) -> Any:
         """The words of keys [n, (environments,) purposes, 2] for the next n steps."""
-        low = steps[1] + jnp.arange(n, dtype=jnp.uint32)
-        high = steps[0] + (low < steps[1]).astype(jnp.uint32)
+        high, low = plus(steps[0], steps[1], jnp.arange(n, dtype=jnp.uint32))
         tagged = (high << 2)[:, None] | jnp.asarray(purposes, jnp.uint32)
 
         def of_one(key: Any) -> Any:
@@ -325,17 +302,13 @@ def _as_keys(words: Any) -> Any:
 def _where(done: Any, fresh: Any, going: Any) -> Any:
     def pick(a: Any, b: Any) -> Any:
         a, b = jnp.asarray(a), jnp.asarray(b)
-        return jnp.where(over(done, b), a, b)
+        return jnp.where(aligned(done, b), a, b)
 
     return jax.tree.map(pick, fresh, going)
 
 
 def _strong(tree: Any) -> Any:
     return jax.tree.map(strong, tree)
-
-
-def _without(leaf: Any, axis: int) -> Any:
-    return jax.ShapeDtypeStruct(leaf.shape[:axis] + leaf.shape[axis + 1 :], leaf.dtype)
 
 
 def _checked(env: Any, owner: str) -> Any:
@@ -357,19 +330,19 @@ def _checked(env: Any, owner: str) -> Any:
 def _checked_state(state: Any, source: RolloutSource) -> RolloutState:
     if not isinstance(state, RolloutState):
         raise StateError(
-            f"{source.label}: `state` must be what `init_state(key)` or the last step returned, "
+            f"{source._label}: `state` must be what `init_state(key)` or the last step returned, "
             f"got {type(state).__name__}."
         )
+    fix = "make a state with this source's `init_state(key)`."
     theirs, ours = state.new_episode.shape, source._lanes
     if theirs != ours:
         raise StateError(
-            f"{source.label}: the state has environments of shape {theirs}, the source {ours}; "
-            f"make a state with this source's `init_state(key)`. States of `jax.vmap` go into "
-            f"`jax.vmap(loader.next_batch)`."
+            f"{source._label}: the state has environments of shape {theirs}, the source {ours}; "
+            f"{fix} States of `jax.vmap` go into `jax.vmap(loader.next_batch)`."
         )
-    if state.policy.spec != source.template:
+    if state.policy.spec != source._template:
         raise StateError(
-            f"{source.label}: the state is for policies like {state.policy.spec}, this source for "
-            f"{source.template}; make a state with this source's `init_state(key)`."
+            f"{source._label}: the state is for policies like {state.policy.spec}, this source for "
+            f"{source._template}; {fix}"
         )
     return state

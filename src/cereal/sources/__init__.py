@@ -4,6 +4,7 @@ from .array import ArraySampleSource as ArraySampleSource
 from .array_files import save_arrays as save_arrays
 from .concat import ConcatSource as ConcatSource
 from .dataset import DatasetSource as DatasetSource
+from .dataset_to_jax import dataset_to_jax as dataset_to_jax
 from .disk import DiskSampleSource as DiskSampleSource
 from .iterable import IterableSource as IterableSource
 from .memmap import MemmapSource as MemmapSource

@@ -15,6 +15,7 @@ from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import narrow
 from ..core.spec import Spec, spec_of
+from ..core.traits import Traits
 from ..device.gather import take_rows
 from ..device.storage import settle
 from ..device.words import WordRows
@@ -61,28 +62,23 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
     def __len__(self) -> int:
         return jax.tree.leaves(self.data)[0].shape[0]  # words have as many rows
 
-    @property
-    def light(self) -> bool:
-        return True
+    def _describe(self) -> Traits:
+        return self._describe_as(light=True, by_python=True)
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         carried = f", index_key={self.index_key!r}" if self.index_key else ""
-        return f"ArraySampleSource(ordering={self.order.name}{carried})"
+        return f"ArraySampleSource(ordering={self._order.name}{carried})"
 
     def element_spec(self) -> Any:
         index = jax.ShapeDtypeStruct((), np.int32)
         specs = jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), self.data, is_leaf=_is_rows)
         return with_index(specs, index, self.index_key)
 
-    @property
-    def produces(self) -> bool:
-        return True
-
-    def on_host(self) -> ArraysOnHost:
+    def _as_host(self) -> ArraysOnHost:
         data = jax.tree.map(_as_numpy, self.data, is_leaf=_is_rows)
         spec = Spec(self.element_spec())
-        return ArraysOnHost(InMemory(data), len(self), spec, self.index_key, self.order)
+        return ArraysOnHost(InMemory(data), len(self), spec, self.index_key, self._order)
 
     def take(self, indices: jax.Array) -> T:
         values = jax.tree.map(lambda leaf: take_rows(leaf, indices), self.data, is_leaf=_is_rows)

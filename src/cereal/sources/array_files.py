@@ -7,7 +7,7 @@
       image.npy     NumPy's own format: any program can read it
       label.npy
 
-A folder appears when it is whole, or not at all.
+The folder appears only when all of it is written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ..core.array_trees import array_leaves
-from ..core.atomic import as_usual, write_atomically
+from ..core.atomic import write_atomically
 from ..core.errors import PipelineError
 from ..core.paths import as_path
 from ..core.spec import is_array_like
@@ -33,6 +32,7 @@ from ..core.spec import is_array_like
 _TREE = "tree.json"
 _VERSION = 1
 _CHUNK = 64 * 2**20
+_AGAIN = "write the folder again with `save_arrays`"
 
 
 def save_arrays(path: str | os.PathLike[str], tree: Any, *, overwrite: bool = False) -> None:
@@ -83,32 +83,22 @@ def _plain(dtype: np.dtype[Any]) -> bool:
 
 def _save_folder(target: Path, tree: Any, overwrite: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-    try:
-        used: set[str] = set()
-        node = _write(tree, made, (), used)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
+        made, old = Path(folder, "new"), Path(folder, "old")
+        made.mkdir()
+        node = _write(tree, made, (), set())
         text = json.dumps({"format": "cereal arrays", "version": _VERSION, "tree": node}, indent=1)
         write_atomically(made / _TREE, lambda file: file.write(text.encode()))
-        as_usual(made, 0o777)
-        if not overwrite or not target.exists():
-            try:
-                os.rename(made, target)
-            except OSError as error:
-                raise _exists(target) from error
-            return
-        old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-old-"))
         try:
-            os.rename(target, old / "was")
-            try:
-                os.rename(made, target)
-            except BaseException:
-                os.rename(old / "was", target)
-                raise
-        finally:
-            shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
+            if overwrite and target.exists():
+                os.rename(target, old)
+            os.rename(made, target)
+        except BaseException as error:
+            if old.exists():
+                os.rename(old, target)
+            elif isinstance(error, OSError):
+                raise _exists(target) from error
+            raise
 
 
 def _exists(target: Path) -> PipelineError:
@@ -124,11 +114,10 @@ def _write(tree: Any, folder: Path, path: tuple[str, ...], used: set[str]) -> di
                 raise PipelineError(
                     f"save_arrays: the keys of dicts must be strings, got {key!r:.40}."
                 )
-        inner = {key: _write(tree[key], folder, (*path, key), used) for key in tree}
-        return {"dict": inner}
+        return {"dict": {key: _write(tree[key], folder, (*path, key), used) for key in tree}}
     if type(tree) in (list, tuple):
-        kind = "list" if type(tree) is list else "tuple"
-        return {kind: [_write(x, folder, (*path, str(i)), used) for i, x in enumerate(tree)]}
+        inner = [_write(x, folder, (*path, str(i)), used) for i, x in enumerate(tree)]
+        return {type(tree).__name__: inner}
     if not hasattr(tree, "shape"):
         raise PipelineError(
             f"save_arrays: a tree has dicts, lists, tuples and arrays, got {type(tree).__name__}; "
@@ -147,17 +136,13 @@ def _write_array(path: Path, array: Any) -> None:
     """By chunks, so that a file may be copied that is larger than memory."""
     dtype = np.dtype(array.dtype)
     stored = dtype if _plain(dtype) else np.dtype(f"V{dtype.itemsize}")  # bfloat16 and its like
+    header = {"descr": npy.dtype_to_descr(stored), "fortran_order": False, "shape": array.shape}
     with open(path, "wb") as file:
-        header = {
-            "descr": npy.dtype_to_descr(stored),
-            "fortran_order": False,
-            "shape": tuple(array.shape),
-        }
         npy.write_array_header_2_0(file, header)
-        whole = array.ndim == 0 or array.size == 0
-        rows = 1 if whole else max(1, _CHUNK // max(1, array.nbytes // len(array)))
-        for begin in range(0, len(array) if array.ndim else 1, rows):
-            part = np.asarray(array[begin : begin + rows] if array.ndim else array)
+        array = array.reshape(1) if array.ndim == 0 else array
+        rows = max(1, _CHUNK // max(1, array.nbytes // max(1, len(array))))
+        for begin in range(0, len(array), rows):
+            part = np.asarray(array[begin : begin + rows])
             file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())
@@ -170,30 +155,24 @@ def open_arrays(path: str | os.PathLike[str], owner: str) -> Any:
         raise PipelineError(f"{owner}: {str(place)!r} does not exist; write it with `save_arrays`.")
     if place.is_file():
         return _open(place, owner)
-    if (place / _TREE).exists():
-        try:
-            described = json.loads((place / _TREE).read_text())
-            version, node = described["version"], described["tree"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise PipelineError(
-                f"{owner}: {str(place / _TREE)!r} does not describe arrays ({error}); write the "
-                f"folder again with `save_arrays`."
-            ) from error
+    if not (place / _TREE).exists():
+        return _by_name(place, owner)
+    try:
+        described = json.loads((place / _TREE).read_text())
+        version, node = described["version"], described["tree"]
         if version != _VERSION:
             raise PipelineError(
                 f"{owner}: {str(place)!r} was written in version {version} of the format, this "
                 f"cereal reads version {_VERSION}; upgrade cereal."
             )
-        try:
-            return _read_tree(node, place, owner)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            if isinstance(error, PipelineError):
-                raise
-            raise PipelineError(
-                f"{owner}: {str(place / _TREE)!r} does not describe arrays "
-                f"({type(error).__name__}: {error}); write the folder again with `save_arrays`."
-            ) from error
-    return _by_name(place, owner)
+        return _read_tree(node, place, owner)
+    except PipelineError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise PipelineError(
+            f"{owner}: {str(place / _TREE)!r} does not describe arrays ({type(error).__name__}: "
+            f"{error}); {_AGAIN}."
+        ) from error
 
 
 def _by_name(folder: Path, owner: str) -> dict[str, Any]:
@@ -226,8 +205,8 @@ def _read_tree(node: Any, folder: Path, owner: str) -> Any:
         return array
     if array.dtype != np.dtype(f"V{dtype.itemsize}") or not is_array_like(np.empty(0, dtype)):
         raise PipelineError(
-            f"{owner}: {str(folder / name)!r} has {array.dtype}, where {_TREE} says {dtype}; write "
-            f"the folder again with `save_arrays`."
+            f"{owner}: {str(folder / name)!r} has {array.dtype}, where {_TREE} says {dtype}; "
+            f"{_AGAIN}."
         )
     return array.view(dtype)
 

@@ -11,7 +11,7 @@ from ..core.host import HostIndexed
 from ..core.host_data import HostData
 from ..core.ordering import Order, Sequential
 from ..core.pytree import pytree_dataclass, static_field
-from ..core.reading import reading
+from ..core.reading import read_context
 from ..core.spec import Spec
 from .index_key import with_index
 
@@ -33,15 +33,15 @@ class ArraysOnHost(HostIndexed[Any]):
         return self.spec.tree
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         carried = f", index_key={self.index_key!r}" if self.index_key else ""
-        return f"ArraySampleSource(ordering={self.order.name}{carried})"
+        return f"ArraySampleSource(ordering={self._order.name}{carried})"
 
     @property
-    def roots(self) -> frozenset[int]:
+    def _roots(self) -> frozenset[int]:
         return frozenset([self.data.number])
 
-    def take_host(self, indices: np.ndarray) -> Any:
+    def _take_host(self, indices: np.ndarray) -> Any:
         return with_index(self.data.rows(indices), indices.astype(np.int32), self.index_key)
 
 
@@ -66,6 +66,6 @@ class InMemory(HostData):
 
 def take_rows_on_host(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """The rows of a contiguous array, in memory that JAX can take as it is."""
-    out = reading().empty((len(indices), *array.shape[1:]), array.dtype)
+    out = read_context().empty((len(indices), *array.shape[1:]), array.dtype)
     # With `mode="raise"` NumPy would read into another buffer first.
     return np.take(array, indices, axis=0, out=out, mode="clip")

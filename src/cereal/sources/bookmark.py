@@ -12,7 +12,7 @@ BOOKMARK_BYTES = 4096
 
 
 class Run(NamedTuple):
-    """What an iterator is made for: an epoch, and a key if it is asked for."""
+    """What an iterator is made for: an epoch, and a key if `make_iterator` takes one."""
 
     epoch: int
     key: tuple[int, int] | None
@@ -27,7 +27,7 @@ class Bookmark(NamedTuple):
 
 
 def packed(bookmark: Bookmark) -> np.ndarray | None:
-    """As bytes with their number in front; None if it is too long, or would come back changed."""
+    """As bytes, after their number; None if it is too long, or JSON would change it."""
     (epoch, key), *rest = bookmark
     plain = [epoch, *rest, *([] if key is None else [list(key)])]
     try:
@@ -36,29 +36,18 @@ def packed(bookmark: Bookmark) -> np.ndarray | None:
             return None
     except (TypeError, ValueError):
         return None
-    coded = text.encode()
-    if len(coded) + 4 > BOOKMARK_BYTES:
+    coded = len(text.encode()).to_bytes(4, "little") + text.encode()
+    if len(coded) > BOOKMARK_BYTES:
         return None
-    out = np.zeros(BOOKMARK_BYTES, np.uint8)
-    out[:4] = np.frombuffer(len(coded).to_bytes(4, "little"), np.uint8)
-    out[4 : 4 + len(coded)] = np.frombuffer(coded, np.uint8)
-    return out
+    return np.frombuffer(coded.ljust(BOOKMARK_BYTES, b"\0"), np.uint8).copy()
 
 
 def _equal(found: Any, given: Any) -> bool:
     """Whether plain data came back as it was; JSON turns tuples into lists, numbers into keys."""
-    if isinstance(given, dict):
-        return (
-            isinstance(found, dict)
-            and found.keys() == given.keys()
-            and all(_equal(found[key], given[key]) for key in given)
-        )
-    if isinstance(given, list):
-        return (
-            isinstance(found, list)
-            and len(found) == len(given)
-            and all(_equal(a, b) for a, b in zip(found, given, strict=True))
-        )
+    if isinstance(given, dict) and isinstance(found, dict):
+        return found.keys() == given.keys() and all(_equal(found[k], given[k]) for k in given)
+    if isinstance(given, list) and isinstance(found, list):
+        return len(found) == len(given) and all(map(_equal, found, given))
     given = given.item() if isinstance(given, np.generic) else given
     return type(found) is type(given) and found == given
 

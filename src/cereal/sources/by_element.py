@@ -10,7 +10,8 @@ from ..core.host_data import HostData
 from ..core.reading import at_element
 from ..core.rows import Rows
 from ..core.spec import Spec
-from ..core.taken import Taken
+from ..core.taken import ElementBatch
+from ..core.traits import Traits
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -22,26 +23,25 @@ class ByElement(HostIndexed[T_co]):
     spec: Spec
     by_epoch: bool  # whether the data asks for the epoch
 
-    @property
-    def quick(self) -> bool:
-        return False
+    def _describe(self) -> Traits:
+        return self._describe_by()
+
+    def _describe_by(self, **known: Any) -> Traits:
+        known = {"quick": False, "varies": self.by_epoch, **known}
+        return self._describe_as(host=True, by_python=True, wide=True, **known)
 
     def element_spec(self) -> Any:
         return self.spec.tree
 
-    @property
-    def varies(self) -> bool:
-        return self.by_epoch
+    def _produce(self, rows: Rows) -> ElementBatch:
+        return self.data.read(self._label, rows)
 
-    def produce(self, rows: Rows) -> Taken:
-        return self.data.read(self.label, rows)
-
-    def sample(self) -> Any:
+    def _sample(self) -> Any:
         if self.data.sample is None:
             self.data.sample = first_element(self)
         return self.data.sample
 
-    def filler(self) -> Any:
+    def _filler(self) -> Any:
         return self.data.sample  # None if the spec was given: nothing is read for it
 
 
@@ -58,7 +58,7 @@ class ElementData(HostData):
     def one(self, *at: int) -> Any:
         """The element at an index; if it is `by_epoch`, at an index and an epoch."""
 
-    def read(self, label: str, rows: Rows) -> Taken:
+    def read(self, label: str, rows: Rows) -> ElementBatch:
         indices, read = rows.index.tolist(), self.one
 
         def one(lane: int) -> Any:
@@ -69,4 +69,4 @@ class ElementData(HostData):
         def one_in_epoch(lane: int) -> Any:
             return at_element(label, rows, lane, lambda: read(indices[lane], epochs[lane]))
 
-        return Taken(len(indices), one=one_in_epoch if self.by_epoch else one)
+        return ElementBatch(len(indices), one=one_in_epoch if self.by_epoch else one)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -14,15 +13,16 @@ from ..core.array_trees import array_leaves, is_frame, leaves_of_tree, refuse_no
 from ..core.errors import PipelineError
 from ..core.host import one_by_one
 from ..core.ordering import Order, Sequential, as_order
-from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.reading import reading
+from ..core.reading import read_context
 from ..core.rows import Rows
 from ..core.spec import Spec, is_array_like
-from ..core.taken import Taken, spec_of_element
+from ..core.taken import ElementBatch, spec_of_element
+from ..core.traits import Traits
 from .array import ArraySampleSource
 from .by_element import ByElement, ElementData
 from .grain_epochs import Epochs, epochs_of
+from .length import check_length
 from .memmap import MemmapSource
 
 _OWNER = "DatasetSource"
@@ -55,28 +55,26 @@ class DatasetSource(ByElement[Any]):
     ordering: Order = Sequential()  # the constructor sets it
 
     def __init__(self, dataset: Any, ordering: Any = "sequential") -> None:
-        n = _length(dataset)
+        n, epochs = _length(dataset), epochs_of(dataset)
         order = as_order(ordering, n, _OWNER)
-        epochs = epochs_of(dataset)
-        set_fields(self, data=_Dataset(dataset, n if epochs != "same" else 0), n=n, ordering=order)
-        set_fields(self, epochs=epochs)
-        set_fields(self, spec=Spec(spec_of_element(self.sample())))
+        data = _Dataset(dataset, n if epochs != "same" else 0)
+        set_fields(self, data=data, n=n, ordering=order, epochs=epochs)
+        set_fields(self, spec=Spec(spec_of_element(self._sample())))
 
     @property
     def by_epoch(self) -> bool:  # type: ignore[override]
         return self.epochs != "same"
 
-    @property
-    def fixed(self) -> bool:
-        return self.epochs != "moved"
+    def _describe(self) -> Traits:
+        return self._describe_by(fixed=self.epochs != "moved")
 
     def __len__(self) -> int:
         return self.n
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         kind = type(self.data.dataset).__name__
-        return f"{_OWNER}({kind}[{self.n}], ordering={self.order.name})"
+        return f"{_OWNER}({kind}[{self.n}], ordering={self._order.name})"
 
 
 def _length(dataset: Any) -> int:
@@ -86,24 +84,20 @@ def _length(dataset: Any) -> int:
             f"`{dataset.__name__}(...)`."
         )
     refuse_no_data(dataset, _OWNER, "dataset")
+    hint = "; for what only iterates, write `IterableSource(lambda: iter(...))`"
+    kind = type(dataset).__name__
     if not is_dataset(dataset):
-        hint = "; for what only iterates, write `IterableSource(lambda: iter(...))`"
         raise PipelineError(
-            f"{_OWNER}: `dataset` must have `__len__` and `__getitem__`, got "
-            f"{type(dataset).__name__}{hint if hasattr(dataset, '__iter__') else ''}."
+            f"{_OWNER}: `dataset` must have `__len__` and `__getitem__`, got {kind}"
+            f"{hint if hasattr(dataset, '__iter__') else ''}."
         )
     try:
         n = len(dataset)
     except Exception as error:
         raise PipelineError(
-            f"{_OWNER}: the length of a {type(dataset).__name__} is not known ({error}); for what "
-            f"only iterates, write `IterableSource(lambda: iter(...))`."
+            f"{_OWNER}: the length of a {kind} is not known ({error}){hint}."
         ) from error
-    if n < 1 or n > MAX_HOST:
-        raise PipelineError(
-            f"{_OWNER}: the dataset has {n} elements; there must be at least one, and at most "
-            f"{MAX_HOST}."
-        )
+    check_length(n, "the dataset", _OWNER)
     return n
 
 
@@ -115,26 +109,24 @@ def is_dataset(value: Any) -> bool:
 
 
 class _Dataset(ElementData):
-    """A dataset; `stride` is how far apart the epochs of one of Grain's begin, 0 of others."""
+    """A dataset. The epochs of Grain's begin `stride` elements apart; for others it is 0."""
 
     def __init__(self, dataset: Any, stride: int = 0) -> None:
         super().__init__(by_epoch=stride > 0)
         self.dataset, self._stride = dataset, stride
         self._many = getattr(dataset, "__getitems__", None)
-        if stride:
-            self.one = partial(_in_epoch, dataset, stride)  # type: ignore[method-assign]
 
-    def one(self, index: int) -> Any:  # type: ignore[override]
-        return self.dataset[index]
+    def one(self, index: int, epoch: int = 0) -> Any:  # type: ignore[override]
+        return self.dataset[epoch * self._stride + index]
 
-    def read(self, label: str, rows: Rows) -> Taken:
+    def read(self, label: str, rows: Rows) -> ElementBatch:
         if self._many is None or self.by_epoch or len(rows.index) == 1:
             return super().read(label, rows)
-        many, indices, here = self._many, rows.index.tolist(), reading()
+        many, indices, here = self._many, rows.index.tolist(), read_context()
         try:
             with here.at(label, rows):
-                if here.doomed:
-                    here.check_doomed()
+                if here.known_to_hang:
+                    here.check_known_to_hang()
                 values = list(many(indices))
         except Exception as error:  # finds out which element it is
             return one_by_one(super().read(label, rows).element, len(indices), error)
@@ -143,17 +135,13 @@ class _Dataset(ElementData):
                 f"{label}: `__getitems__` was asked for {len(indices)} elements and gave "
                 f"{len(values)}; it must return a list of one element per index."
             )
-        return Taken(len(values), one=values.__getitem__)
+        return ElementBatch(len(values), one=values.__getitem__)
 
     def digest_of(self) -> Any:
         return self.dataset
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Dataset, (self.dataset, self._stride)
-
-
-def _in_epoch(dataset: Any, stride: int, index: int, epoch: int) -> Any:
-    return dataset[epoch * stride + index]
 
 
 class InMemoryDataset(ABC):
@@ -165,7 +153,7 @@ class InMemoryDataset(ABC):
 
 
 def as_source(value: Any) -> Any:
-    """The source that this data is: arrays, arrays in files, or a dataset; None: no data."""
+    """The source for this data (arrays, arrays in files, a dataset), or None if it is no data."""
     refuse_no_data(value, "stage 0", "data")
     if hasattr(value, "__next__"):
         return None
@@ -175,17 +163,10 @@ def as_source(value: Any) -> Any:
         return ArraySampleSource(value.as_array_dict(), ordering="sequential")
     # A list is a list of elements, and may be long.
     named = [] if isinstance(value, list) else leaves_of_tree(value, "stage 0", "data")
-    arrays = bool(named) and all(_is_array(leaf) for _, leaf in named)
-    if arrays and any(isinstance(leaf, np.memmap) for _, leaf in named):
-        return MemmapSource(value, ordering="sequential")
-    if arrays:
-        return ArraySampleSource(value, ordering="sequential")
-    if isinstance(value, Mapping) and any(
-        isinstance(x, np.ndarray) or is_frame(x) for _, x in named
-    ):
+    leaves = [leaf for _, leaf in named]
+    if leaves and all(isinstance(x, np.ndarray | jax.Array) and is_array_like(x) for x in leaves):
+        in_files = any(isinstance(x, np.memmap) for x in leaves)
+        return (MemmapSource if in_files else ArraySampleSource)(value, ordering="sequential")
+    if isinstance(value, Mapping) and any(isinstance(x, np.ndarray) or is_frame(x) for x in leaves):
         array_leaves(value, "stage 0", "data")  # says which of them is no array of numbers
     return DatasetSource(value) if is_dataset(value) else None
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray | jax.Array) and is_array_like(leaf)

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import PipelineError
-from ..core.function import arguments_taken
+from ..core.function import arguments_taken, function_name
 from ..core.numbers import as_count
 from ..core.ordering import Order, Sequential, as_order
-from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import Spec, as_override
 from ..core.taken import spec_of_element
+from ..core.traits import Traits
 from .by_element import ByElement, ElementData
+from .length import check_length
 
 _OWNER = "DiskSampleSource"
 
@@ -56,41 +57,34 @@ class DiskSampleSource(ByElement[Any]):
         prefetch_size: int = 64,
     ) -> None:
         n = as_count(length, "length", _OWNER)
-        if n > MAX_HOST:
-            raise PipelineError(
-                f"{_OWNER}: {n} elements are more than can be counted ({MAX_HOST})."
-            )
+        check_length(n, "it", _OWNER)
         ahead = as_count(prefetch_size, "prefetch_size", _OWNER)
         if not callable(sample_fn):
             raise PipelineError(
                 f"{_OWNER}: `sample_fn` must be a function from an index to an element, got "
                 f"{type(sample_fn).__name__} ({sample_fn!r:.60})."
             )
-        data = _Function(sample_fn, _takes_epoch(sample_fn))
-        order = as_order(ordering, n, _OWNER)
+        data, order = _Function(sample_fn, _takes_epoch(sample_fn)), as_order(ordering, n, _OWNER)
         set_fields(self, data=data, n=n, prefetch_size=ahead, ordering=order)
-        set_fields(self, by_epoch=data.by_epoch)
-        promised = as_override(sample_spec, _OWNER, "sample_spec")
-        if promised is None:
-            sample = self.sample()
+        spec = as_override(sample_spec, _OWNER, "sample_spec")
+        set_fields(self, by_epoch=data.by_epoch, spec=spec)
+        if spec is None:
+            sample = self._sample()
             if sample is None:
                 raise PipelineError(
                     f"{_OWNER}: `{data.name}` returned None; did it forget to `return` the element?"
                 )
             set_fields(self, spec=Spec(spec_of_element(sample)))
-        else:
-            set_fields(self, spec=promised)
 
     def __len__(self) -> int:
         return self.n
 
-    @property
-    def ahead(self) -> int:
-        return self.prefetch_size
+    def _describe(self) -> Traits:
+        return self._describe_by(ahead=self.prefetch_size)
 
     @property
-    def label(self) -> str:
-        return f"{_OWNER}({self.data.name}, ordering={self.order.name})"
+    def _label(self) -> str:
+        return f"{_OWNER}({self.data.name}, ordering={self._order.name})"
 
 
 def _takes_epoch(sample_fn: Any) -> bool:
@@ -112,8 +106,7 @@ class _Function(ElementData):
 
     @property
     def name(self) -> str:
-        inner = getattr(self.one, "func", self.one)  # functools.partial
-        return getattr(inner, "__name__", type(inner).__name__)
+        return function_name(self.one)
 
     def digest_of(self) -> Any:
         return self.one

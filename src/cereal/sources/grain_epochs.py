@@ -1,17 +1,17 @@
 """Grain's datasets by index, whose epochs go on where the last one ended.
 
     dataset[0] ... dataset[n - 1]     epoch 0
-    dataset[n] ... dataset[2n - 1]    epoch 1: shuffled and augmented anew
+    dataset[n] ... dataset[2n - 1]    epoch 1: shuffled and augmented differently
 
-They are told by their class, so that Grain need not be there.
+They are recognised by the names of their classes, so that Grain need not be installed.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-# Of Grain's own classes: those under which an index gives the same element in every epoch, and
-# those that only change the element. All others, and a user's own, may move elements about.
+# Classes of Grain under which an index gives the same element in every epoch, and those that only
+# change the element. All others, and classes of users, may give another element at an index.
 _SAME = {
     "SourceMapDataset",
     "RangeMapDataset",

@@ -7,14 +7,15 @@ from typing import Any, ClassVar
 
 from ..core.errors import PipelineError
 from ..core.function import arguments_taken
-from ..core.numbers import as_whole
+from ..core.numbers import as_optional_count
 from ..core.ordering import Order, Sequential
 from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import Spec
 from ..core.taken import spec_of_element
+from ..core.traits import Traits
 from .by_element import ByElement
-from .stream_data import StreamData
+from .iterator_data import IteratorData
 
 _OWNER = "IterableSource"
 
@@ -47,7 +48,7 @@ class IterableSource(ByElement[Any]):
     [[0, 1], [4, 9], [16]]
     """
 
-    no_ordering: ClassVar[str] = (
+    _no_ordering: ClassVar[str] = (
         "what only iterates has its own order: shuffle in `make_iterator(epoch, key)`, which is "
         "given the number of the epoch and the loader's key; what can be read by index is "
         '`DatasetSource(dataset, ordering="shuffle")`'
@@ -56,62 +57,54 @@ class IterableSource(ByElement[Any]):
     data: Any
     n: int = static_field()
     spec: Spec = static_field()
-    unknown: bool = static_field(default=False)  # how many elements there are
+    _unknown: bool = static_field(default=False)  # whether nobody knows how many elements there are
     by_epoch: bool = static_field(default=False)  # whether epochs differ
-    by_key: bool = static_field(default=False)  # and keys
+    _by_key: bool = static_field(default=False)  # whether the key makes a difference
     ordering: Order = Sequential()
 
     def __init__(
         self, make_iterator: Callable[..., Iterable[Any]], *, length: int | None = None
     ) -> None:
-        n = None if length is None else as_whole(length)
-        if length is not None and (n is None or not 1 <= n < MAX_HOST):
-            raise PipelineError(f"{_OWNER}: `length` must be a positive integer, got {length!r}.")
+        n = as_optional_count(length, "length", _OWNER)
+        if n is not None and n >= MAX_HOST:
+            raise PipelineError(
+                f"{_OWNER}: `length` must be less than {MAX_HOST}, got {n}; leave it out if the "
+                f"data has no end."
+            )
         if not callable(make_iterator):
-            kind = type(make_iterator).__name__
             raise PipelineError(
                 f"{_OWNER}: `make_iterator` must be a function that makes a new iterator, got "
-                f"{kind}; write `{_OWNER}(lambda: iter(...))`, so that a second epoch can begin."
+                f"{type(make_iterator).__name__}; write `{_OWNER}(lambda: iter(...))`, so that a "
+                f"second epoch can begin."
             )
         given = _arguments(make_iterator)
-        data = StreamData(make_iterator, n, given)
+        data = IteratorData(make_iterator, n, given)
         size = MAX_HOST if n is None else n
-        set_fields(self, data=data, n=size, unknown=n is None, ordering=Sequential())
-        set_fields(self, by_epoch=given > 0, by_key=given > 1)
-        set_fields(self, spec=Spec(spec_of_element(data.first(self.label))))
+        set_fields(self, data=data, n=size, _unknown=n is None, ordering=Sequential())
+        set_fields(self, by_epoch=given > 0, _by_key=given > 1)
+        set_fields(self, spec=Spec(spec_of_element(data.first(self._label))))
 
     def __len__(self) -> int:
         return self.n
 
+    def _describe(self) -> Traits:
+        return self._describe_by(
+            fixed=not self.by_epoch,
+            keyed=self._by_key,
+            unknown_length=self._unknown,
+            masks=self._unknown,
+            masks_on_host=self._unknown,
+        )
+
     @property
-    def stream(self) -> StreamData:
+    def _iterators(self) -> IteratorData:
         return self.data
 
-    @property
-    def bookmark(self) -> Any:
-        return self.data.no_bookmark
-
-    @property
-    def fixed(self) -> bool:
-        return not self.by_epoch
-
-    @property
-    def keyed(self) -> bool:
-        return self.by_key
-
-    @property
-    def masks_on_host(self) -> bool:
-        return self.unknown
-
-    @property
-    def masks(self) -> bool:
-        return self.unknown
-
-    def sample(self) -> Any:
+    def _sample(self) -> Any:
         return self.data.sample
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         length = "" if self.data.length is None else f", length={self.data.length}"
         return f"{_OWNER}({self.data.name}{length})"
 

@@ -1,8 +1,9 @@
-"""A tree of arrays, some of them in files, as data of host sources."""
+"""A tree of arrays, some of them in files, as the data of sources that Python reads."""
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,50 +13,37 @@ from ..core.host_data import HostData
 
 
 class MappedArrays(HostData):
-    """Arrays in files as they are; of arrays beside them copies, which nobody else writes into."""
+    """Arrays in files stay there; others are copied, so that nobody else writes into them."""
 
     def __init__(self, tree: Any) -> None:
         super().__init__()
-        self.tree = jax.tree.map(_own, tree)
+        self.tree = jax.tree.map(lambda x: x if isinstance(x, np.memmap) else np.array(x), tree)
 
     def digest_of(self) -> Any:
         return jax.tree.map(_file_digest, self.tree)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Files travel by name, if they can be opened again as they are."""
+        """A file is sent to other processes by its name, if it can be opened again as it is."""
         tree = jax.tree.map(_as_file, self.tree)
-        return _restored, (type(self), tree, {"where": getattr(self, "where", None)})
-
-
-class _File:
-    """A part of a file, to be mapped again."""
-
-    def __init__(self, *place: Any) -> None:
-        self.place = place
-
-    def open(self) -> np.ndarray:
-        path, dtype, offset, shape, order = self.place
-        return np.memmap(path, dtype, mode="r", offset=offset, shape=shape, order=order)
+        return _restored, (type(self), tree, getattr(self, "where", None))
 
 
 def _as_file(leaf: Any) -> Any:
+    """The call that maps a part of a file again; an array that is no such part, as it is."""
     root, place = _place_of(leaf)
     flags = leaf.flags
     if root is None or not (flags.c_contiguous or flags.f_contiguous):
         return leaf
     order = "C" if flags.c_contiguous else "F"
-    return _File(os.path.abspath(root.filename), leaf.dtype, place, leaf.shape, order)
+    path = os.path.abspath(root.filename)
+    return partial(np.memmap, path, leaf.dtype, "r", place, leaf.shape, order)
 
 
-def _restored(cls: Any, tree: Any, words: dict[str, Any]) -> Any:
-    made = cls(jax.tree.map(lambda leaf: leaf.open() if isinstance(leaf, _File) else leaf, tree))
-    if words["where"] is not None:
-        made.where = words["where"]
+def _restored(cls: Any, tree: Any, where: Any) -> Any:
+    made = cls(jax.tree.map(lambda leaf: leaf() if isinstance(leaf, partial) else leaf, tree))
+    if where is not None:
+        made.where = where
     return made
-
-
-def _own(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, np.memmap) else np.array(leaf)
 
 
 def _place_of(leaf: Any) -> tuple[Any, int]:

@@ -6,9 +6,15 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from ..core.errors import PipelineError
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from ..core.host import first_element
 from ..core.positional import IndexedSource
+from ..core.rows import rows_at
+from ..core.threefry import PART, key_for
+from ..core.traits import Traits
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -18,75 +24,30 @@ class OverMembers(IndexedSource[T_co]):
 
     @property
     @abstractmethod
-    def members(self) -> Sequence[IndexedSource[Any]]:
+    def _members(self) -> Sequence[IndexedSource[Any]]:
         """The sources that it reads."""
 
-    @property
-    def random_stages(self) -> int:
-        return max(member.random_stages for member in self.members)
+    def _describe(self) -> Traits:
+        return self._describe_as(**self._merged())
+
+    def _merged(self) -> dict[str, Any]:
+        """What it has from its members."""
+        return Traits.merge([member.traits for member in self._members])
 
     @property
-    def masks(self) -> bool:
-        return any(member.masks for member in self.members)
+    def _roots(self) -> frozenset[int]:
+        return frozenset().union(*(member._roots for member in self._members))
 
-    @property
-    def keyed(self) -> bool:
-        return any(member.keyed for member in self.members)
-
-    @property
-    def fixed(self) -> bool:
-        return all(member.fixed for member in self.members)
-
-    @property
-    def varies(self) -> bool:
-        return any(member.varies for member in self.members)
-
-    @property
-    def once(self) -> bool:
-        return all(member.once for member in self.members)
-
-    @property
-    def overlap(self) -> int:
-        return max(member.overlap for member in self.members)
-
-    @property
-    def roots(self) -> frozenset[int]:
-        return frozenset().union(*(member.roots for member in self.members))
-
-    @property
-    def host(self) -> bool:
-        return any(member.host for member in self.members)
-
-    @property
-    def produces(self) -> bool:
-        return all(member.produces for member in self.members)
-
-    @property
-    def quick(self) -> bool:
-        return all(member.quick for member in self.members)
-
-    @property
-    def ahead(self) -> int:
-        return max(member.ahead for member in self.members)
-
-    @property
-    def masks_on_host(self) -> bool:
-        return any(member.masks_on_host for member in self.members)
-
-    def sample(self) -> Any:
+    def _sample(self) -> Any:
         return first_element(self)
 
-    @property
-    def light(self) -> bool:
-        return all(member.light for member in self.members)
+    def take(self, indices: Any) -> T_co:
+        """The elements at these indices; of a shuffled mixture, in epoch 0 of key 0."""
+        return self._read(self._route(rows_at(indices)))[0]
 
-    @property
-    def placement(self) -> Any:
-        places = {member.placement for member in self.members} - {None}
-        if len(places) > 1:
-            names = " and ".join(sorted(map(str, places))[:2])
-            raise PipelineError(
-                f"{self.label}: its parts are put in different places, {names}, and a batch goes "
-                f"to one; write one DevicePutTransform, after the BatchTransform."
-            )
-        return next(iter(places), None)
+    def _member_key(self, key: Any, number: int) -> Any:
+        """The key of a member: random stages of the members are independent of each other."""
+        if self.traits.random_stages == 0 or isinstance(key, jax.ShapeDtypeStruct):
+            return key
+        xp = np if isinstance(key, np.ndarray) else jnp
+        return xp.stack(key_for((key[0], key[1]), number, PART))

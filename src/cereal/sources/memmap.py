@@ -10,17 +10,17 @@ import jax
 import numpy as np
 
 from ..core.array_trees import refuse_list
-from ..core.errors import PipelineError
 from ..core.fitting import canonical, narrowed
 from ..core.host import HostIndexed
-from ..core.numbers import as_whole
+from ..core.numbers import as_optional_count
 from ..core.ordering import Order, Sequential, as_order
-from ..core.permutation import MAX_HOST
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.spec import Spec, spec_of
+from ..core.traits import Traits
 from .array import leaf_name, one_length
 from .array_files import open_arrays
 from .arrays_on_host import take_rows_on_host
+from .length import check_length
 from .mapped import MappedArrays
 
 _OWNER = "MemmapSource"
@@ -56,12 +56,8 @@ class MemmapSource(HostIndexed[Any]):
     def __init__(
         self, data: Any, ordering: Any = "shuffle", *, prefetch_size: int | None = None
     ) -> None:
-        ahead = 0 if prefetch_size is None else as_whole(prefetch_size)
-        if ahead is None or ahead < 0 or (ahead == 0 and prefetch_size is not None):
-            raise PipelineError(
-                f"{_OWNER}: `prefetch_size` must be a positive integer, or None to leave it to the "
-                f"loader, got {prefetch_size!r}."
-            )
+        hint = "None leaves it to the loader"
+        ahead = as_optional_count(prefetch_size, "prefetch_size", _OWNER, hint=hint) or 0
         where = ""
         if isinstance(data, str | os.PathLike):
             where = Path(data).name
@@ -69,11 +65,7 @@ class MemmapSource(HostIndexed[Any]):
         else:
             refuse_list(data, _OWNER)
         n = one_length(data, _OWNER, files=True)
-        if n < 1 or n > MAX_HOST:
-            raise PipelineError(
-                f"{_OWNER}: the arrays have {n} rows; there must be at least one, and at most "
-                f"{MAX_HOST}."
-            )
+        check_length(n, "`data`", _OWNER)
         spec = Spec(jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), data))
         order = as_order(ordering, n, _OWNER)
         set_fields(self, data=_Rows(data, where), n=n, spec=spec, ordering=order)
@@ -82,19 +74,18 @@ class MemmapSource(HostIndexed[Any]):
     def __len__(self) -> int:
         return self.n
 
-    @property
-    def ahead(self) -> int:
-        return self.prefetch_size
+    def _describe(self) -> Traits:
+        return self._describe_as(host=True, by_python=True, wide=True, ahead=self.prefetch_size)
 
     def element_spec(self) -> Any:
         return self.spec.tree
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         where = f"{self.data.where}, " if self.data.where else ""
-        return f"{_OWNER}({where}ordering={self.order.name})"
+        return f"{_OWNER}({where}ordering={self._order.name})"
 
-    def take_host(self, indices: np.ndarray) -> Any:
+    def _take_host(self, indices: np.ndarray) -> Any:
         return self.data.rows(indices)
 
 

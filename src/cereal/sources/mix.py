@@ -8,7 +8,8 @@ from typing import Any, Generic, TypeVar
 
 from ..core.branches import Mixed, make_branches
 from ..core.errors import PipelineError
-from ..core.mixing import Stage, make_mixing
+from ..core.identity import in_words, listed
+from ..core.mixing import Phase, make_mixing
 from ..core.numbers import as_whole
 from ..core.ordering import Order, Sequential, Shuffle, as_order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
@@ -38,8 +39,8 @@ class MixSource(Routed[T], Generic[T]):
     each has (`epoch="all"`), or after a number of elements.
 
     Weights may change: `weights={0: (3, 1), 100_000: (1, 1)}` gives those to use from a position
-    on, in elements from the beginning of the run. Later stages may be added to a schedule under
-    a running state.
+    on, in elements from the beginning of the run. A schedule may be made longer while a run
+    goes on.
 
     >>> import cereal
     >>> mix = cereal.MixSource([cereal.RangeSource(6), cereal.RangeSource(100, 102)], (3, 1))
@@ -62,28 +63,29 @@ class MixSource(Routed[T], Generic[T]):
         epoch: int | str = "first",
     ) -> None:
         store, routes = combine(sources, _OWNER)
-        stages = _schedule((1,) * len(sources) if weights is None else weights, len(sources))
+        phases = _schedule((1,) * len(sources) if weights is None else weights, len(sources))
         shuffled = [_is_shuffled(ordering, source, n) for n, source in enumerate(sources)]
         lengths = [route.n for route in routes]
-        mixing = make_mixing(lengths, stages, shuffled, _epoch_rule(epoch), _OWNER)
-        ratio = ":".join(map(str, stages[0].parts[:8])) + (":..." if len(sources) > 8 else "")
+        mixing = make_mixing(lengths, phases, shuffled, _epoch_rule(epoch), _OWNER)
+        ratio = ":".join(map(str, phases[0].parts[:8])) + (":..." if len(sources) > 8 else "")
         walks = "shuffle" if all(shuffled) else "own" if any(shuffled) else "sequential"
         # Positions mean the same under a longer schedule: only how it begins is in the name.
-        names = sorted({route.name for route in routes} - {""})
-        inside = f" [{', '.join(names)}]" if names else ""
-        name = f"mix {walks} {_digest(lengths, stages[0])} {ratio}{inside}"
-        path = Mixed(mixing, make_branches(routes), name)
-        more = f", then {len(stages) - 1} more weights" if len(stages) > 1 else ""
+        parts = sorted({route.identity for route in routes} - {()}, key=in_words)
+        inside = (listed("[{}]", parts),) if parts else ()
+        digest = f"{zlib.crc32(repr((lengths, phases[0].parts)).encode()):08x}"
+        identity = (f"mix {{}} {{}} {{}}{' {}' * len(inside)}", walks, digest, ratio, *inside)
+        path = Mixed(mixing, make_branches(routes), identity)
+        more = f", then {len(phases) - 1} more weights" if len(phases) > 1 else ""
         set_routed(self, store, path, Sequential(), f"{ratio} of {counts_of(sources)}{more}")
         set_fields(self, walks=walks)
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return f"MixSource({self.parts}, ordering={self.walks})"
 
 
 def _is_shuffled(ordering: Any, source: Any, number: int) -> bool:
-    order = source.order if ordering is None else as_order(ordering, len(source), _OWNER)
+    order = source._order if ordering is None else as_order(ordering, len(source), _OWNER)
     if isinstance(order, Sequential | Shuffle):
         return isinstance(order, Shuffle)
     whose = f"source {number} has" if ordering is None else "`ordering` is"
@@ -93,22 +95,22 @@ def _is_shuffled(ordering: Any, source: Any, number: int) -> bool:
     )
 
 
-def _schedule(weights: Any, count: int) -> list[Stage]:
+def _schedule(weights: Any, count: int) -> list[Phase]:
     if not isinstance(weights, Mapping):
-        return [Stage(0, whole_parts(weights, count, _OWNER))]
-    found = [as_whole(start) for start in weights]
-    if None in found:
+        return [Phase(0, whole_parts(weights, count, _OWNER))]
+    write = "write `weights={0: (3, 1), 100_000: (1, 1)}`"
+    starts = sorted(start for start in map(as_whole, weights) if start is not None)
+    if len(starts) < len(weights):
         raise PipelineError(
             f"{_OWNER}: a schedule has positions, counted in elements, as keys, got "
-            f"{list(weights)!r:.60}; write `weights={{0: (3, 1), 100_000: (1, 1)}}`."
+            f"{list(weights)!r:.60}; {write}."
         )
-    starts = sorted(start for start in found if start is not None)
     if not starts or starts[0] != 0 or starts[-1] >= 1 << 31:
         raise PipelineError(
             f"{_OWNER}: a schedule begins at position 0 and changes before position 2^31, got "
-            f"{starts}; write `weights={{0: (3, 1), 100_000: (1, 1)}}`."
+            f"{starts}; {write}."
         )
-    return [Stage(start, whole_parts(weights[start], count, _OWNER)) for start in starts]
+    return [Phase(start, whole_parts(weights[start], count, _OWNER)) for start in starts]
 
 
 def _epoch_rule(epoch: Any) -> int | str:
@@ -120,7 +122,3 @@ def _epoch_rule(epoch: Any) -> int | str:
             f'{_OWNER}: `epoch` must be "first", "all" or a number of elements, got {epoch!r}.'
         )
     return number
-
-
-def _digest(lengths: Sequence[int], stage: Stage) -> str:
-    return f"{zlib.crc32(repr((list(lengths), stage.parts)).encode()):08x}"

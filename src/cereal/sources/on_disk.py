@@ -31,4 +31,10 @@ def source_on_disk(
 
 
 def _same_memory(taken: jax.Array, array: np.ndarray) -> bool:
+    """Whether JAX has taken the memory of the file as it is, and has not read it into memory.
+
+    The bet: on the CPU the pointer of a `jax.Array` is that of its data. It decides about speed
+    only: where the pointers differ, the loader reads the rows. `tests/sources/test_on_disk.py`,
+    `test_the_memory_of_the_files_is_the_memory_of_the_source`, fails first.
+    """
     return taken.unsafe_buffer_pointer() == array.ctypes.data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import jax
@@ -11,12 +10,14 @@ import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.host import first_element
+from ..core.numbers import as_whole
 from ..core.ordering import Order, Sequential, as_order
 from ..core.permutation import MAX_TRACED
 from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows, narrow
-from ..core.taken import Taken
+from ..core.taken import ElementBatch
+from ..core.traits import Traits
 from .index_key import check_index_key, with_index
 
 
@@ -47,12 +48,12 @@ class RangeSource(IndexedSource[jax.Array]):
         index_key: str | None = None,
     ) -> None:
         start, stop = (0, start) if stop is None else (start, stop)
-        try:
-            start, stop = operator.index(start), operator.index(stop)
-        except TypeError as error:
+        first, last = as_whole(start), as_whole(stop)
+        if first is None or last is None:
             raise PipelineError(
                 f"RangeSource: `start` and `stop` must be integers, got {start!r} and {stop!r}."
-            ) from error
+            )
+        start, stop = first, last
         if stop <= start:
             raise PipelineError(
                 f"RangeSource: `stop` must be greater than `start`, got start={start}, "
@@ -70,26 +71,21 @@ class RangeSource(IndexedSource[jax.Array]):
     def __len__(self) -> int:
         return self.stop - self.start
 
-    @property
-    def light(self) -> bool:
-        return True
+    def _describe(self) -> Traits:
+        return self._describe_as(light=True, by_python=True)
 
     @property
-    def label(self) -> str:
-        return f"RangeSource({self.start}, {self.stop}, ordering={self.order.name})"
+    def _label(self) -> str:
+        return f"RangeSource({self.start}, {self.stop}, ordering={self._order.name})"
 
-    @property
-    def produces(self) -> bool:
-        return True
-
-    def produce(self, rows: Rows) -> Taken:
+    def _produce(self, rows: Rows) -> ElementBatch:
         values, n = (rows.index + self.start).astype(np.int32), len(rows.index)
         if self.index_key is None:
-            return Taken(n, stacked=values)
+            return ElementBatch(n, stacked=values)
         index = rows.index.astype(np.int32)
-        return Taken(n, stacked={"value": values, self.index_key: index})
+        return ElementBatch(n, stacked={"value": values, self.index_key: index})
 
-    def sample(self) -> Any:
+    def _sample(self) -> Any:
         return first_element(self)
 
     def element_spec(self) -> Any:

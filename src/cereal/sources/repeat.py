@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from ..core.errors import PipelineError
-from ..core.numbers import as_whole
+from ..core.numbers import as_count
 from ..core.ordering import Order
 from ..core.pytree import pytree_dataclass, static_field
 from ..core.route import Route
@@ -41,12 +40,8 @@ class RepeatSource(Routed[T], Generic[T]):
     def __init__(self, source: Source[T], times: int, *, ordering: Any = None) -> None:
         owner = "RepeatSource"
         store, path = adopt(source, owner)
-        number = as_whole(times)
-        if number is None or number < 1:
-            raise PipelineError(
-                f"{owner}: `times` must be an integer of at least 1, got {times!r}; for no end, "
-                f"leave the RepeatSource out and write `loader.iterate(state, epochs=None)`."
-            )
+        no_end = "leave the RepeatSource out and write `loader.iterate(state, epochs=None)`"
+        number = as_count(times, "times", owner, hint=f"for no end, {no_end}")
         path = Repeated(path, number)
         order = inherited(ordering, [source], path.n, owner)
         set_routed(self, store, path, order, f"{number} times {count_of(source)}")

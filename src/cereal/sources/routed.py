@@ -15,10 +15,11 @@ from ..core.permutation import MAX_TRACED
 from ..core.positional import IndexedSource, Positional
 from ..core.pytree import set_fields
 from ..core.route import Route, Run
-from ..core.rows import Rows, rows_at
+from ..core.rows import Rows
 from ..core.source import Source
 from ..core.spec import Spec
-from ..core.taken import Taken
+from ..core.taken import ElementBatch
+from ..core.traits import Traits
 from .dataset import is_dataset
 from .members import OverMembers
 from .store import Store, make_store
@@ -45,60 +46,41 @@ class Routed(OverMembers[T_co]):
         return self.store.element_spec()
 
     @property
-    def label(self) -> str:
-        return f"{type(self).__name__}({self.parts}, ordering={self.order.name})"
+    def _label(self) -> str:
+        return f"{type(self).__name__}({self.parts}, ordering={self._order.name})"
 
     @property
-    def members(self) -> tuple[Any, ...]:
+    def _members(self) -> tuple[Any, ...]:
         return (self.store,)
 
-    @property
-    def masks(self) -> bool:
-        return self.path.masks or super().masks
+    def _describe(self) -> Traits:
+        merged, route = self._merged(), self.path.traits
+        merged["masks"] |= route.masks
+        merged["masks_on_host"] |= route.masks
+        merged["keyed"] |= route.random
+        merged["fixed"] &= route.fixed
+        merged["once"] &= self.path.spans is not None
+        return self._describe_as(path=self.path.identity, **merged)
 
-    @property
-    def keyed(self) -> bool:
-        return self.path.random or super().keyed
+    def _route(self, rows: Rows) -> Rows:
+        return rows.replaced(below=self.store._route(self.path.locate(rows)).lanes)
 
-    @property
-    def fixed(self) -> bool:
-        return self.path.fixed and super().fixed
-
-    @property
-    def once(self) -> bool:
-        return self.path.spans is not None and super().once
-
-    @property
-    def masks_on_host(self) -> bool:
-        return self.path.masks or super().masks_on_host
-
-    @property
-    def walk(self) -> str:
-        return f"{self.order.name} of {self.path.name}" if self.path.name else self.order.name
-
-    def route(self, rows: Rows) -> Rows:
-        return rows.replaced(below=self.store.route(self.path.locate(rows)).lanes)
-
-    def fetch(self, rows: Rows) -> Rows:
-        below = self.store.fetch(rows.below.replaced(key=rows.key))
+    def _fetch(self, rows: Rows) -> Rows:
+        below = self.store._fetch(rows.below.replaced(key=rows.key))
         return rows.replaced(below=below.lanes)
 
-    def produce(self, rows: Rows) -> Taken:
-        taken = self.store.produce(rows.below.replaced(key=rows.key))
-        if self.path.masks and rows.below.valid is not None:
-            taken.keep = rows.below.valid if taken.keep is None else taken.keep & rows.below.valid
+    def _produce(self, rows: Rows) -> ElementBatch:
+        taken, valid = self.store._produce(rows.below.replaced(key=rows.key)), rows.below.valid
+        if self.path.traits.masks and valid is not None:
+            taken.keep = valid if taken.keep is None else taken.keep & valid
         return taken
 
-    def passes(self, rows: Rows) -> Any:
-        return None if self.path.masks else self.store.passes(rows.below)
+    def _untouched(self, rows: Rows) -> Any:
+        return None if self.path.traits.masks else self.store._untouched(rows.below)
 
-    def read(self, rows: Rows) -> tuple[T_co, Any]:
-        rows = self.route(rows) if rows.below is None else rows
-        return self.store.read(rows.below.replaced(key=rows.key))
-
-    def take(self, indices: Any) -> T_co:
-        """The elements at these indices; of a shuffled mixture, in epoch 0 of key 0."""
-        return self.read(rows_at(indices))[0]
+    def _read(self, rows: Rows) -> tuple[T_co, Any]:
+        rows = self._route(rows) if rows.below is None else rows
+        return self.store._read(rows.below.replaced(key=rows.key))
 
 
 def set_routed(source: Any, store: Store, path: Route, ordering: Order, parts: str) -> None:
@@ -168,26 +150,26 @@ def check_part(source: Any, owner: str, what: str) -> None:
         batched = isinstance(source, Positional)
         why = "has batches" if batched else "is a stream, which has no index"
         fix = "combine the sources first and batch them together" if batched else "use its steps"
-        raise PipelineError(f"{owner}: {what}, {source.label}, {why}; {fix}.")
-    if source.stream is not None:
+        raise PipelineError(f"{owner}: {what}, {source._label}, {why}; {fix}.")
+    if source._iterators is not None:
         raise PipelineError(
-            f"{owner}: {what}, {source.label}, only iterates and cannot be read by index; combine "
+            f"{owner}: {what}, {source._label}, only iterates and cannot be read by index; combine "
             f"iterators before, in `make_iterator`, or write the data with `save_arrays` first."
         )
-    _ = source.length  # complains about what is empty or too long
+    _ = source.traits  # complains about what is empty or too long
     if len(source) > MAX_TRACED:
         raise PipelineError(
-            f"{owner}: {what}, {source.label}, has {len(source)} elements, and what is made of "
+            f"{owner}: {what}, {source._label}, has {len(source)} elements, and what is made of "
             f"sources counts to {MAX_TRACED}; choose elements in the function that reads them."
         )
-    if source.callbacks:
+    if source.traits.callbacks:
         raise PipelineError(
             f"{owner}: {what} has a HostCallbackTransform, which runs once per batch; put it after "
             f"the BatchTransform."
         )
-    if not source.order.plain:
+    if not source._order.plain:
         raise PipelineError(
-            f"{owner}: {what} has the ordering {source.order.name}, which chooses among its "
+            f"{owner}: {what} has the ordering {source._order.name}, which chooses among its "
             f"elements, and a combined source has an order of its own; build the source without "
             f"it, choose elements with `SliceSource(source, indices)`, and give the order to what "
             f"is outermost."
@@ -222,7 +204,7 @@ def inherited(ordering: Any, sources: Sequence[Any], n: int, owner: str) -> Orde
     """`ordering=`, or that of the sources: shuffled if one of them is."""
     if ordering is not None:
         return as_order(ordering, n, owner)
-    orders = [source.order for source in sources]
+    orders = [source._order for source in sources]
     if len(orders) == 1:
         return orders[0].over(n, owner)
     return Shuffle() if any(order.random for order in orders) else Sequential()

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
-import jax.core
 import numpy as np
 
 from ..core.atomic import write_atomically
 from ..core.cache_name import Named, check_version, name_of
-from ..core.capture import staging
+from ..core.capture import any_traced, staging
 from ..core.compiled import TracedAgain
 from ..core.elements import chunks_of, few_true, read_elements
 from ..core.errors import PipelineError, UsageError
@@ -59,7 +58,7 @@ def select(
             f"{owner}: `fn` must be callable, got {type(fn).__name__} ({fn!r:.60}); write "
             f"`select(source, lambda element: ...)`."
         )
-    if staging() or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(source)):
+    if staging() or any_traced(source):
         raise UsageError(
             "select: it reads the data when it is called, and cannot inside a traced function; "
             "select outside of it, or mask with FilterTransform(fn)."
@@ -91,11 +90,12 @@ def select(
 
 
 def _check_stable(source: Any) -> None:
-    if source.random_stages or source.varies or not source.fixed:
-        what = "has a random stage" if source.random_stages else "mixes sources"
-        what = "reads data that depends on the epoch" if source.varies else what
+    traits = source.traits
+    if traits.random_stages or traits.varies or not traits.fixed:
+        what = "has a random stage" if traits.random_stages else "mixes sources"
+        what = "reads data that depends on the epoch" if traits.varies else what
         raise PipelineError(
-            f"select: {source.label} {what}, so its elements change from epoch to epoch; select "
+            f"select: {source._label} {what}, so its elements change from epoch to epoch; select "
             f"first, or mask with FilterTransform(fn)."
         )
 

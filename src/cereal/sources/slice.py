@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.capture import is_traced
 from ..core.errors import PipelineError
+from ..core.identity import TRACED
 from ..core.ordering import Order, check_indices, digest_of, is_once, times_before
 from ..core.pytree import pytree_dataclass, static_field
 from ..core.route import Route, Run
@@ -76,7 +77,7 @@ def _chosen(path: Route, where: Any) -> tuple[Route, str]:
         where = range(*where.indices(path.n))
     if isinstance(where, range):
         return _in_range(path, where)
-    if isinstance(where, jax.core.Tracer):  # inside jit: the values cannot be looked at
+    if is_traced(where):  # inside jit: the values cannot be looked at
         if where.ndim != 1 or not jnp.issubdtype(where.dtype, jnp.integer):
             raise PipelineError(
                 f"{_OWNER}: an array of indices must be one axis of integers, got "
@@ -84,7 +85,7 @@ def _chosen(path: Route, where: Any) -> tuple[Route, str]:
             )
         n = where.shape[0]
         indices = where.astype(jnp.int32)
-        table = Table(path, indices, n, "traced", False, times_before(indices))
+        table = Table(path, indices, n, TRACED, False, times_before(indices))
         return table, f"{n} indices"
     if isinstance(where, bool | int | np.integer) or not isinstance(
         where, jax.Array | np.ndarray | list | tuple

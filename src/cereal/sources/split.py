@@ -1,4 +1,4 @@
-"""Splits: parts of a source that have nothing in common, in any epoch."""
+"""Splits: parts of a source that share no element, in any epoch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.capture import is_traced
 from ..core.errors import PipelineError
-from ..core.numbers import as_fractions, as_whole
+from ..core.identity import TRACED
+from ..core.numbers import as_count, as_fractions
 from ..core.ordering import digest_of
 from ..core.route import Route
 from ..core.source import Source
@@ -43,18 +43,16 @@ def split(
     >>> len(train), len(val)
     (8, 2)
     """
-    owner = "split"
-    store, path = adopt(source, owner)
-    _check_once(source, owner)
-    sizes = _sizes(fractions, path.n)
+    store, path = adopt(source, "split")
+    _check_once(source, "split")
     parts, first = [], 0
-    for size in sizes:
+    for size in _sizes(fractions, path.n):
         if key is None:
             route, how = part_of(path, range(first, first + size)), ""
         else:
             route, how = _shuffled(path, key, first, size), "split, "
         words = f"{how}{first}:{first + size} of {count_of(source)}"
-        parts.append(make_slice(source, store, route, ordering, words, owner))
+        parts.append(make_slice(source, store, route, ordering, words, "split"))
         first += size
     return tuple(parts)
 
@@ -81,72 +79,71 @@ def kfold(
     owner = "kfold"
     store, path = adopt(source, owner)
     _check_once(source, owner)
-    n, k = path.n, _fold_count(k, path.n)
-    traced = isinstance(fold, jax.core.Tracer)
+    n = path.n
+    k = as_count(k, "k", owner, 2, n, hint=f"there are {n} elements")
+    traced = is_traced(fold)
     if traced and (fold.shape != () or not jnp.issubdtype(fold.dtype, jnp.integer)):
         raise PipelineError(
             f"kfold: `fold` must be an integer, got traced {fold.dtype}{list(fold.shape)}; write "
             f"`jax.vmap(run)(jnp.arange(k))`."
         )
-    number: Any = fold if traced else _fold_number(fold, k)
+    number: Any = fold if traced else as_count(fold, "fold", owner, 0, k - 1)
     if key is not None:
         path = _shuffled(path, key, 0, n)
     least, extra = divmod(n, k)
     here = least + int(extra > 0 if traced else number < extra)
     elsewhere = n - least if traced else n - here
     leaf = jnp.asarray(number, jnp.int32)
-    digest, padded = ("traced" if traced else str(number)), traced and extra > 0
+    digest, padded = (TRACED if traced else str(number)), traced and extra > 0
     made = []
     for rest, size in ((True, elsewhere), (False, here)):
         route = Fold(path, leaf, k, rest, size, padded, digest)
         words = f"{'all but ' if rest else ''}fold {digest} of {k} of {count_of(source)}"
-        made.append(make_slice(source, store, route, ordering, words, owner))
+        made.append(make_slice(source, store, route, ordering, words, "kfold"))
     return made[0], made[1]
 
 
 def _check_once(source: Any, owner: str) -> None:
-    if not source.fixed:
+    if not source.traits.fixed:
+        why = "gives other elements at the same index in the next epoch"
         fix = "split its sources first and mix the parts"
-        if source.varies:
+        if source.traits.varies:
             fix = 'split the data before it is shuffled, and read the parts by `ordering="shuffle"`'
-        raise PipelineError(
-            f"{owner}: {source.label} gives other elements at the same index in the next epoch, so "
-            f"parts of it would share elements; {fix}."
-        )
-    if not source.once:
-        raise PipelineError(
-            f"{owner}: {source.label} may have an element several times, so parts of it could "
-            f"share elements; split its source first and repeat or combine the parts."
-        )
-    if source.overlap:
-        raise PipelineError(
-            f"{owner}: the windows of {source.label} overlap, so parts of it would share data; "
+    elif not source.traits.once:
+        why = "may have an element several times"
+        fix = "split its source first and repeat or combine the parts"
+    elif source.traits.overlap:
+        why = "has windows that overlap"
+        fix = (
             f"write `split_time(source, fractions)`, or cut windows that do not overlap, with "
-            f"`stride={source.overlap}`."
+            f"`stride={source.traits.overlap}`"
         )
+    else:
+        return
+    raise PipelineError(f"{owner}: {source._label} {why}, so parts of it would share data; {fix}.")
 
 
 def _shuffled(path: Route, key: Any, first: int, size: int) -> Route:
     words = key_words(key)
-    digest = digest_of(words) if isinstance(words, np.ndarray) else "traced"
+    digest = digest_of(words) if isinstance(words, np.ndarray) else TRACED
     return Permuted(path, jnp.asarray(sent(words)), first, size, digest)
 
 
 def _sizes(fractions: Any, n: int) -> list[int]:
     given = as_fractions(fractions, "split", "(0.9, 0.1)")
-    whole = all(each.is_integer() for each in given) and sum(given) > 1
     if not given or any(not math.isfinite(each) or each <= 0 for each in given):
         raise PipelineError(
             f"split: `fractions` must all be positive, got {tuple(given)}; leave a part out to "
             f"have none of it."
         )
-    if whole:
-        if sum(given) != n:
+    if all(each.is_integer() for each in given) and sum(given) > 1:
+        sizes = [int(each) for each in given]
+        if sum(sizes) != n:
             raise PipelineError(
-                f"split: the sizes {tuple(map(int, given))} sum to {int(sum(given))}, the source "
-                f"has {n} elements; pass sizes that sum to it, or fractions such as (0.9, 0.1)."
+                f"split: the sizes {tuple(sizes)} sum to {sum(sizes)}, the source has {n} "
+                f"elements; pass sizes that sum to it, or fractions such as (0.9, 0.1)."
             )
-        return [int(each) for each in given]
+        return sizes
     if not math.isclose(sum(given), 1, abs_tol=1e-6):
         raise PipelineError(
             f"split: `fractions` must sum to one, {tuple(given)} sum to {sum(given):g}; to leave "
@@ -156,24 +153,6 @@ def _sizes(fractions: Any, n: int) -> list[int]:
     cuts = [*(math.floor(n * share + 0.5) for share in shares[:-1]), n]
     sizes = [b - a for a, b in itertools.pairwise(cuts)]
     if 0 in sizes:
-        empty = sizes.index(0)
-        raise PipelineError(
-            f"split: the fraction {given[empty]:g} of {n} elements is none at all; raise it."
-        )
+        empty = given[sizes.index(0)]
+        raise PipelineError(f"split: the fraction {empty:g} of {n} elements is none; raise it.")
     return sizes
-
-
-def _fold_count(k: Any, n: int) -> int:
-    count = as_whole(k)
-    if count is None or not 2 <= count <= n:
-        raise PipelineError(
-            f"kfold: `k` must be an integer from 2 to the number of elements, {n}, got {k!r}."
-        )
-    return count
-
-
-def _fold_number(fold: Any, k: int) -> int:
-    number = as_whole(fold)
-    if number is None or not 0 <= number < k:
-        raise PipelineError(f"kfold: `fold` must be an integer from 0 to {k - 1}, got {fold!r}.")
-    return number

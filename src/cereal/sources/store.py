@@ -17,22 +17,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.capture import any_traced, is_concrete
 from ..core.errors import PipelineError
 from ..core.host import HostIndexed
 from ..core.ordering import Sequential
 from ..core.permutation import MAX_TRACED
+from ..core.pipeline import IndexedPipeline, make_pipeline, parts_of
+from ..core.placed import CompiledStage
 from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.reading import reading
-from ..core.rows import Rows, rows_at
+from ..core.reading import read_context
+from ..core.rows import Rows
 from ..core.spec import Spec
-from ..core.staged import ElementStage
-from ..core.taken import Taken
-from ..core.threefry import PART, key_for
+from ..core.taken import ElementBatch
+from ..core.traits import Traits
 from .array import ArraySampleSource
 from .members import OverMembers
 
@@ -52,39 +53,30 @@ class Store(OverMembers[Any]):
         return self.spec.tree
 
     @property
-    def members(self) -> tuple[Any, ...]:
+    def _members(self) -> tuple[Any, ...]:
         return self.bases
 
-    @property
-    def light(self) -> bool:
-        return len(self.bases) == 1 and self.bases[0].light
+    def _describe(self) -> Traits:
+        merged, roots = self._merged(), [base._roots for base in self.bases]
+        merged["light"] &= len(self.bases) == 1
+        # No element of the data is in it twice: in two forms, say.
+        merged["once"] &= sum(map(len, roots)) == len(frozenset().union(*roots))
+        return self._describe_as(**merged)
 
-    @property
-    def once(self) -> bool:
-        """Whether no element of the data is in it twice: in two forms, say."""
-        roots = [base.roots for base in self.bases]
-        apart = sum(map(len, roots)) == len(frozenset().union(*roots))
-        return apart and super().once
-
-    def take(self, indices: Any) -> Any:
-        return self.read(rows_at(indices))[0]
-
-    def route(self, rows: Rows) -> Rows:
-        below = [base.route(each).lanes for base, each in self._each(rows)]
+    def _route(self, rows: Rows) -> Rows:
+        below = [base._route(each).lanes for base, each in self._each(rows)]
         return rows.replaced(below=tuple(below))
 
-    def fetch(self, rows: Rows) -> Rows:
-        below = []
-        for number, (base, each) in enumerate(zip(self.bases, rows.below, strict=True)):
-            below.append(base.fetch(each.replaced(key=self._key(rows.key, number))).lanes)
+    def _fetch(self, rows: Rows) -> Rows:
+        below = [base._fetch(each).lanes for base, each in self._below(rows)]
         return rows.replaced(below=tuple(below))
 
-    def read(self, rows: Rows) -> tuple[Any, Any]:
+    def _read(self, rows: Rows) -> tuple[Any, Any]:
         """The values of these rows; each base has random keys of its own."""
-        rows = self.route(rows) if rows.below is None else rows
+        rows = self._route(rows) if rows.below is None else rows
         found: Any = None
-        for number, (base, lanes) in enumerate(zip(self.bases, rows.below, strict=True)):
-            values, mask = base.read(lanes.replaced(key=self._key(rows.key, number)))
+        for number, (base, each) in enumerate(self._below(rows)):
+            values, mask = base._read(each)
             if number == 0:
                 found = (values, mask)
                 continue
@@ -92,23 +84,20 @@ class Store(OverMembers[Any]):
             found = _select(here, (values, mask), found)
         return found
 
-    def produce(self, rows: Rows) -> Taken:
-        each = [
-            (base, below.replaced(key=self._key(rows.key, number)))
-            for number, (base, below) in enumerate(zip(self.bases, rows.below, strict=True))
+    def _produce(self, rows: Rows) -> ElementBatch:
+        return produce_each(self._below(rows), self.starts, rows.index)
+
+    def _untouched(self, rows: Rows) -> Any:
+        return self.bases[0]._untouched(rows.below[0]) if len(self.bases) == 1 else None
+
+    def _below(self, rows: Rows) -> list[tuple[Any, Rows]]:
+        """Each base with its rows, which have been routed."""
+        one = len(self.bases) == 1
+        pairs = enumerate(zip(self.bases, rows.below, strict=True))
+        return [
+            (base, each.replaced(key=rows.key if one else self._member_key(rows.key, number)))
+            for number, (base, each) in pairs
         ]
-        return produce_each(each, self.starts, rows.index)
-
-    def passes(self, rows: Rows) -> Any:
-        return self.bases[0].passes(rows.below[0]) if len(self.bases) == 1 else None
-
-    def _key(self, key: Any, number: int) -> Any:
-        if len(self.bases) == 1 or self.random_stages == 0:
-            return key
-        if isinstance(key, jax.ShapeDtypeStruct):
-            return key
-        xp = np if isinstance(key, np.ndarray) else jnp
-        return xp.stack(key_for((key[0], key[1]), number, PART))
 
     def _each(self, rows: Rows) -> list[tuple[Any, Rows]]:
         """Each base with its rows; those of others become rows of its own, to be thrown away."""
@@ -146,38 +135,38 @@ class HostBases(OverMembers[Any], HostIndexed[Any]):
         return self.starts[-1] + len(self.bases[-1])
 
     @property
-    def members(self) -> tuple[Any, ...]:
+    def _members(self) -> tuple[Any, ...]:
         return self.bases
+
+    def _describe(self) -> Traits:
+        return self._describe_as(**{**self._merged(), "host": True, "by_python": True})
 
     def element_spec(self) -> Any:
         return self.bases[0].element_spec()
 
-    def produce(self, rows: Rows) -> Taken:
-        random = self.random_stages > 0
+    def _produce(self, rows: Rows) -> ElementBatch:
         each = []
         for number, (base, start) in enumerate(zip(self.bases, self.starts, strict=True)):
             index = np.clip(rows.index - start, 0, len(base) - 1)
-            key = (
-                np.stack(key_for((rows.key[0], rows.key[1]), number, PART)) if random else rows.key
-            )
-            each.append((base, base.route(rows.replaced(index=index, key=key)).replaced(key=key)))
+            key = self._member_key(rows.key, number)
+            each.append((base, base._route(rows.replaced(index=index, key=key)).replaced(key=key)))
         return produce_each(each, self.starts, rows.index)
 
 
 def produce_each(
     each: Sequence[tuple[Any, Rows]], starts: tuple[int, ...], index: np.ndarray
-) -> Taken:
+) -> ElementBatch:
     """Each source produces its own of these rows; together again, in the order of the rows."""
     if len(each) == 1:
-        return each[0][0].produce(each[0][1])
+        return each[0][0]._produce(each[0][1])
     owner = np.searchsorted(np.asarray(starts), index, side="right") - 1
     found = []
     for number in np.unique(owner):
         base, rows = each[number]
         lanes = np.flatnonzero(owner == number)
         if len(lanes) == len(index):
-            return base.produce(rows)
-        found.append((lanes, base.produce(rows[lanes])))
+            return base._produce(rows)
+        found.append((lanes, base._produce(rows[lanes])))
     keep = None
     if any(taken.keep is not None for _, taken in found):
         keep = np.ones(len(index), np.bool_)
@@ -192,16 +181,16 @@ def produce_each(
             taken, at = where[lane]
             return taken.element(at)
 
-        return Taken(len(index), one=one, keep=keep)
+        return ElementBatch(len(index), one=one, keep=keep)
 
     def joined(*columns: np.ndarray) -> np.ndarray:
-        out = reading().empty((len(index), *columns[0].shape[1:]), columns[0].dtype)
+        out = read_context().empty((len(index), *columns[0].shape[1:]), columns[0].dtype)
         for (lanes, _), column in zip(found, columns, strict=True):
             out[lanes] = column
         return out
 
     stacked = jax.tree.map(joined, *(taken.stacked for _, taken in found))
-    return Taken(len(index), stacked=stacked, keep=keep)
+    return ElementBatch(len(index), stacked=stacked, keep=keep)
 
 
 def make_store(bases: Sequence[IndexedSource[Any]]) -> tuple[Store, list[int]]:
@@ -229,7 +218,7 @@ def make_store(bases: Sequence[IndexedSource[Any]]) -> tuple[Store, list[int]]:
     if (staged := _under_one_stage(kept)) is not None:
         source, places_below = staged
         return Store((source,), (0,), spec), [places_below[places[_identity(b)]] for b in bases]
-    if all(isinstance(base, HostIndexed) and base.host for base in kept):
+    if all(base.traits.host and base.traits.by_python for base in kept):
         return Store((HostBases(tuple(kept), tuple(starts)),), (0,), spec), begins
     return Store(tuple(kept), tuple(starts), spec), begins
 
@@ -239,8 +228,7 @@ def _check_devices(bases: Sequence[Any]) -> None:
     found: dict[Any, int] = {}
     for number, base in enumerate(bases):
         for leaf in jax.tree.leaves(base):
-            traced = isinstance(leaf, jax.core.Tracer)
-            if not traced and isinstance(leaf, jax.Array) and leaf.committed:
+            if is_concrete(leaf) and leaf.committed:
                 found.setdefault(frozenset(leaf.devices()), number)
     if len(found) > 1:
         places = ", ".join(str(sorted(map(str, devices))) for devices in found)
@@ -252,18 +240,24 @@ def _check_devices(bases: Sequence[Any]) -> None:
 
 def _under_one_stage(bases: list[Any]) -> tuple[IndexedSource[Any], list[int]] | None:
     """The stage that all sources have around them, over one store; and where each begins."""
-    if not all(isinstance(base, ElementStage) and not base.random_stages for base in bases):
+    if not all(isinstance(base, IndexedPipeline) for base in bases):
         return None
-    flat = [jax.tree.flatten(base.stage) for base in bases]
+    parts = [parts_of(base) for base in bases]
+    if any(not isinstance(stages[-1], CompiledStage) for _, stages in parts):
+        return None
+    if any(base.traits.random_stages for base in bases):
+        return None
+    flat = [jax.tree.flatten(stages[-1]) for _, stages in parts]
     first = ([id(leaf) for leaf in flat[0][0]], flat[0][1])
     if any(([id(leaf) for leaf in leaves], structure) != first for leaves, structure in flat):
         return None
-    if any(not base.source.fixed or base.source.keyed for base in bases):
+    before = [make_pipeline(root, stages[:-1]) for root, stages in parts]
+    if any(not each.traits.fixed or each.traits.keyed for each in before):
         return None
-    if len({Spec(base.source.element_spec()) for base in bases}) > 1:
+    if len({Spec(each.element_spec()) for each in before}) > 1:
         return None
-    below, begins = make_store([base.source for base in bases])
-    return ElementStage(below, bases[0].stage, bases[0].spec), begins
+    below, begins = make_store(before)
+    return make_pipeline(below, parts[0][1][-1:]), begins
 
 
 def _identity(base: Any) -> Any:
@@ -271,7 +265,7 @@ def _identity(base: Any) -> Any:
 
     A random source is only itself: two of them are to be augmented apart.
     """
-    if base.random_stages:
+    if base.traits.random_stages:
         return id(base)
     if isinstance(base, ArraySampleSource):
         leaves, structure = jax.tree.flatten(base.data)
@@ -296,7 +290,7 @@ def _merged(bases: list[Any]) -> ArraySampleSource[Any] | None:
 
 
 def _can_be_one(column: Sequence[Any]) -> bool:
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in column):
+    if any_traced(list(column)):
         return False
     first = column[0]
     return all(

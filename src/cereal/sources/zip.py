@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError
+from ..core.identity import listed
 from ..core.ordering import Order
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.reading import SKIPPED
-from ..core.rows import Rows, rows_at
+from ..core.rows import Rows
 from ..core.source import Source
-from ..core.taken import Taken
-from ..core.threefry import PART, key_for
+from ..core.taken import ElementBatch
+from ..core.traits import Traits
 from .members import OverMembers
 from .routed import check_part, count_of, inherited
 
@@ -75,62 +75,58 @@ class ZipSource(OverMembers[Any]):
         return self._tree([source.element_spec() for source in self.sources])
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         counted = ", ".join(count_of(source) for source in self.sources)
-        return f"ZipSource({counted}, ordering={self.order.name})"
+        return f"ZipSource({counted}, ordering={self._order.name})"
 
     @property
-    def members(self) -> tuple[Any, ...]:
+    def _members(self) -> tuple[Any, ...]:
         return self.sources
 
-    @property
-    def walk(self) -> str:
-        paths = [source.walk.partition(" of ")[2] for source in self.sources]
-        return f"{self.order.name} of zip({', '.join(paths)})" if any(paths) else self.order.name
+    def _describe(self) -> Traits:
+        paths = [source.traits.path for source in self.sources]
+        path = listed("zip({})", paths) if any(paths) else ()
+        return self._describe_as(path=path, **self._merged())
 
-    def route(self, rows: Rows) -> Rows:
-        return rows.replaced(below=tuple(source.route(rows).lanes for source in self.sources))
+    def _route(self, rows: Rows) -> Rows:
+        return rows.replaced(below=tuple(source._route(rows).lanes for source in self.sources))
 
-    def fetch(self, rows: Rows) -> Rows:
-        below = []
-        for number, (source, lanes) in enumerate(zip(self.sources, rows.below, strict=True)):
-            below.append(source.fetch(lanes.replaced(key=self._key(rows.key, number))).lanes)
+    def _fetch(self, rows: Rows) -> Rows:
+        below = [source._fetch(each).lanes for source, each in self._below(rows)]
         return rows.replaced(below=tuple(below))
 
-    def _key(self, key: Any, number: int) -> Any:
-        """The key of a source: random stages of the sources are independent of each other."""
-        if not self.random_stages or isinstance(key, jax.ShapeDtypeStruct):
-            return key
-        xp = np if isinstance(key, np.ndarray) else jnp
-        return xp.stack(key_for((key[0], key[1]), number, PART))
+    def _below(self, rows: Rows) -> list[tuple[Any, Rows]]:
+        """Each source with its rows, which have been routed."""
+        pairs = enumerate(zip(self.sources, rows.below, strict=True))
+        return [
+            (source, each.replaced(key=self._member_key(rows.key, number)))
+            for number, (source, each) in pairs
+        ]
 
-    def produce(self, rows: Rows) -> Taken:
-        found = []
-        for number, (source, lanes) in enumerate(zip(self.sources, rows.below, strict=True)):
-            found.append(source.produce(lanes.replaced(key=self._key(rows.key, number))))
+    def _produce(self, rows: Rows) -> ElementBatch:
+        found = [source._produce(each) for source, each in self._below(rows)]
         keeps = [taken.keep for taken in found if taken.keep is not None]
         keep = np.logical_and.reduce(keeps) if keeps else None
         n = found[0].n
         if all(taken.is_stacked for taken in found):
-            return Taken(n, stacked=self._tree([taken.stacked for taken in found]), keep=keep)
+            return ElementBatch(
+                n, stacked=self._tree([taken.stacked for taken in found]), keep=keep
+            )
 
         def one(lane: int) -> Any:
             parts = [taken.element(lane) for taken in found]
             return SKIPPED if any(part is SKIPPED for part in parts) else self._tree(parts)
 
-        return Taken(n, one=one, keep=keep)
+        return ElementBatch(n, one=one, keep=keep)
 
-    def read(self, rows: Rows) -> tuple[Any, Any]:
-        rows = self.route(rows) if rows.below is None else rows
+    def _read(self, rows: Rows) -> tuple[Any, Any]:
+        rows = self._route(rows) if rows.below is None else rows
         values, mask = [], None
-        for number, (source, lanes) in enumerate(zip(self.sources, rows.below, strict=True)):
-            value, real = source.read(lanes.replaced(key=self._key(rows.key, number)))
+        for source, each in self._below(rows):
+            value, real = source._read(each)
             values.append(value)
             mask = real if mask is None else mask if real is None else mask & real
         return self._tree(values), mask
-
-    def take(self, indices: Any) -> Any:
-        return self.read(rows_at(indices))[0]
 
     def _tree(self, parts: list[Any]) -> Any:
         return jax.tree.unflatten(self.structure, parts)

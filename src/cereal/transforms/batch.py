@@ -9,22 +9,23 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ..core.capture import callers_level
 from ..core.errors import PipelineError
 from ..core.host_data import HostFunction
-from ..core.host_stage import as_host_function, below_host_stage, stack_batches
+from ..core.host_stage import as_host_function, below_host_stage
 from ..core.numbers import as_count
+from ..core.pipeline import attach, root_of
+from ..core.placed import Batching
 from ..core.position import Remainder, steps_in
 from ..core.positional import Positional
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.rows import Rows
-from ..core.source import Mask, Source
+from ..core.source import Mask, Source, check_source
 from ..core.spec import Spec, as_override
 from ..core.stage import Transform
-from ..core.taken import as_arrays, check_arrays
-from ..core.wrapper import PositionalWrapper, StreamWrapper
+from ..core.stream_stages import StreamWrapper
+from ..core.taken import check_arrays
+from ..core.traits import Traits
 from .collated import check_batch, collate_with
 
 T = TypeVar("T")
@@ -90,71 +91,59 @@ class BatchTransform(Transform[Any, Any]):
         return "drop" if self.drop_last else "pad" if self.pad_last_batch else "wrap"
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         rule = {"drop": ", drop_last=True", "pad": ", pad_last_batch=True", "wrap": ""}
         collate = "" if self.collate is None else f", collate={self.collate.name}"
         return f"BatchTransform({self.batch_size}{rule[self.remainder]}{collate})"
 
     def __call__(self, source: Source[T]) -> Source[T]:
-        if not isinstance(source, Source):
+        check_source(source, self._label)
+        traits = source.traits
+        if traits.callbacks != root_of(source).traits.callbacks:
             raise PipelineError(
-                f"{self.label} must be called with a source, got {type(source).__name__}; write "
-                f"`BatchTransform({self.batch_size})(source)`."
-            )
-        if source.callbacks != root_of(source).callbacks:
-            raise PipelineError(
-                f"{self.label} comes after a HostCallbackTransform, which runs once per batch; "
+                f"{self._label} comes after a HostCallbackTransform, which runs once per batch; "
                 f"put the callback after the BatchTransform."
             )
-        if isinstance(source.placement, jax.sharding.Sharding):
+        if isinstance(traits.placement, jax.sharding.Sharding):
             raise PipelineError(
-                f"{self.label} comes after a DevicePutTransform with a sharding, which lays out "
+                f"{self._label} comes after a DevicePutTransform with a sharding, which lays out "
                 f"batches; put the DevicePutTransform after the BatchTransform."
             )
         if self.collate is not None:
-            return self._collated(source)
+            return self._checked(self._collated(source), source)
         check_arrays(
             source.element_spec(),
-            self.label,
+            self._label,
             "turn it into one in a HostMapTransform before, or pass `collate=`, a function from a "
             "list of elements to a batch of arrays",
         )
         spec = Spec(source.element_spec()).batched(self.batch_size)
-        if not isinstance(source, Positional):
-            if self.drop_last:
-                _check_fits((self.batch_size,), source.steps_per_epoch)
-            if self.pad_last_batch and source.callbacks:
-                raise PipelineError(
-                    f"{self.label} over {root_of(source).label}: padding makes steps and throws "
-                    f"them away, which Python cannot undo; leave `pad_last_batch` out."
-                )
-            return BatchedStream(source, self, spec)
-        batched = Batched(source, self, _agreed(self, source), spec)
-        if batched.remainder == "drop":
-            _check_fits(batched.lanes, source.length)
-        _warn_of_repeats(batched, source)
-        return batched
-
-    def _collated(self, source: Source[Any]) -> Source[Any]:
-        source = below_host_stage(source, self.label)
-        assert isinstance(source, Positional)
-        if source.lanes:
+        if isinstance(source, Positional):
+            placed = Batching(self, spec, traits.lanes, _agreed(self, source))
+            return self._checked(attach(source, placed), source)
+        if self.drop_last:
+            _check_fits((self.batch_size,), source.steps_per_epoch)
+        if self.pad_last_batch and traits.callbacks:
             raise PipelineError(
-                f"{self.label} collates elements, but comes after {source.label}; collate in the "
+                f"{self._label} over {root_of(source)._label}: padding makes steps and throws "
+                f"them away, which Python cannot undo; leave `pad_last_batch` out."
+            )
+        return BatchedStream(source, self, spec)
+
+    def _collated(self, source: Any) -> Any:
+        source = below_host_stage(source, self._label)
+        if source.traits.lanes:
+            raise PipelineError(
+                f"{self._label} collates elements, but comes after {source._label}; collate in the "
                 f"first BatchTransform."
             )
-        batched = collate_with(self, source)
-        if self.drop_last:
-            _check_fits(batched.lanes, source.length)
+        return attach(source, collate_with(self, source))
+
+    def _checked(self, batched: Positional[Any], source: Any) -> Any:
+        if batched.traits.remainder == "drop":
+            _check_fits(batched.traits.lanes, batched.traits.length)
         _warn_of_repeats(batched, source)
         return batched
-
-
-def root_of(source: Source[Any]) -> Source[Any]:
-    """The source below all stages."""
-    while source.inner is not None:
-        source = source.inner
-    return source
 
 
 def _as_collate(collate: Any) -> HostFunction:
@@ -173,10 +162,6 @@ def _as_spec(tree: Any, size: int, collate: Any) -> Spec | None:
     return spec
 
 
-def _repeated(tree: Any, size: int) -> Any:
-    return jax.tree.map(lambda x: np.broadcast_to(x, (size, *x.shape)), tree)
-
-
 def _check_fits(lanes: tuple[int, ...], n: int) -> None:
     """A dropped remainder must not be everything."""
     if n < math.prod(lanes):
@@ -189,91 +174,32 @@ def _check_fits(lanes: tuple[int, ...], n: int) -> None:
 
 def _agreed(batch: BatchTransform, source: Positional[Any]) -> Remainder:
     """The rule of a batch of batches: said once, or twice alike."""
-    if not source.lanes or source.remainder in ("wrap", batch.remainder):
+    known = source.traits
+    if not known.lanes or known.remainder in ("wrap", batch.remainder):
         return batch.remainder
     if batch.remainder == "wrap":
-        return source.remainder
+        return known.remainder
     raise PipelineError(
-        f"{batch.label} over {source.label}: the two batchings have different rules for the end "
+        f"{batch._label} over {source._label}: the two batchings have different rules for the end "
         f"of an epoch; give the rule once, to the outer one."
     )
 
 
 def _warn_of_repeats(batched: Positional[Any], source: Positional[Any]) -> None:
     """Says it once if every batch has elements several times."""
-    size, n = batched.plan.batch, source.length
-    if batched.remainder != "wrap" or source.order.samples or not source.plan.batch <= n < size:
+    size, traits = batched._plan.batch, batched.traits
+    n = traits.length
+    if traits.remainder != "wrap" or source._order.samples or not source._plan.batch <= n < size:
         return
-    elements: Any = source
-    while elements.lanes:
-        elements = elements.inner
-    if not elements.fixed:  # a mixture: its next epoch has other elements
+    if not traits.fixed:  # a mixture: its next epoch has other elements
         return
     warnings.warn(
-        f"{batched.label} over {n} element{'s' if n > 1 else ''}: {size} is larger than the data, "
+        f"{batched._label} over {n} element{'s' if n > 1 else ''}: {size} is larger than the data, "
         f"so every batch has elements several times, of {-(-size // n)} epochs or more; for one "
         f"batch with all elements write `BatchTransform({n})`, or pass `pad_last_batch=True` and "
         f"use the mask. (If it is meant, `RepeatSource(source, {-(-size // n)})` says so.)",
         stacklevel=callers_level(),
     )
-
-
-@pytree_dataclass
-class Batched(PositionalWrapper[T_co]):
-    """Batches of an indexed pipeline: rows of one more axis."""
-
-    source: Any
-    batch: BatchTransform
-    rule: Remainder = static_field()
-    spec: Spec = static_field()
-
-    @property
-    def label(self) -> str:
-        return self.batch.label
-
-    @property
-    def lanes(self) -> tuple[int, ...]:
-        return (self.batch.batch_size, *self.source.lanes)
-
-    @property
-    def mask_shape(self) -> tuple[int, ...]:
-        return (self.batch.batch_size, *self.source.mask_shape)
-
-    @property
-    def remainder(self) -> Remainder:
-        return self.rule
-
-    @property
-    def produces(self) -> bool:
-        return self.source.produces
-
-    def produce(self, rows: Rows) -> tuple[Any, Any]:
-        if self.source.lanes:
-            found = [self.source.produce(rows[k]) for k in range(self.batch.batch_size)]
-            return stack_batches(found, self.source.lanes)
-        taken = self.source.produce(rows)
-        if not taken.is_stacked or taken.keep is not None:
-            spec = Spec(self.source.element_spec())
-            taken = taken.stack(spec, self.label, rows, self.source.filler)
-        return taken.stacked, taken.keep
-
-    def sample(self) -> Any:
-        if self.source.lanes:
-            return _repeated(self.source.sample(), self.batch.batch_size)
-        spec = Spec(self.source.element_spec())
-        return _repeated(as_arrays(self.source.sample(), spec), self.batch.batch_size)
-
-    def passes(self, rows: Rows) -> Any:
-        return self.source.passes(rows)
-
-    def read(self, rows: Rows) -> tuple[T_co, Any]:
-        if not self.source.lanes:
-            return self.source.read(rows)
-
-        def read(lanes: Rows) -> tuple[Any, Any]:
-            return self.source.read(lanes.replaced(key=rows.key))
-
-        return jax.vmap(read)(rows.lanes)
 
 
 @pytree_dataclass
@@ -296,16 +222,11 @@ class BatchedStream(StreamWrapper[T_co]):
     spec: Spec = static_field()
 
     @property
-    def label(self) -> str:
-        return self.batch.label
+    def _label(self) -> str:
+        return self.batch._label
 
-    @property
-    def lanes(self) -> tuple[int, ...]:
-        return (self.batch.batch_size, *self.source.lanes)
-
-    @property
-    def mask_shape(self) -> tuple[int, ...]:
-        return (self.batch.batch_size, *self.source.mask_shape)
+    def _describe(self) -> Traits:
+        return self.source.traits.batched(self.batch.batch_size, self.batch.remainder)
 
     @property
     def steps_per_epoch(self) -> int:  # type: ignore[override]
@@ -316,9 +237,9 @@ class BatchedStream(StreamWrapper[T_co]):
         inner = self.source.init_state(key)
         return BatchedStreamState(inner, jnp.uint32(0)) if self.batch.pad_last_batch else inner
 
-    def step(self, state: Any) -> tuple[T_co, Mask, Any]:
+    def _step(self, state: Any) -> tuple[T_co, Mask, Any]:
         if not self.batch.pad_last_batch:
-            return self.source.step_many(state, self.batch.batch_size)
+            return self.source._step_many(state, self.batch.batch_size)
         return self._padded(state)
 
     def _padded(self, state: BatchedStreamState) -> tuple[T_co, Mask, Any]:
@@ -326,7 +247,7 @@ class BatchedStream(StreamWrapper[T_co]):
         left = jnp.uint32(n) - state.step * jnp.uint32(size)
 
         def one(inner: Any, lane: jax.Array) -> tuple[Any, tuple[Any, Any]]:
-            value, mask, after = self.source.step(inner)
+            value, mask, after = self.source._step(inner)
             real = lane < left
             after = jax.tree.map(lambda new, old: jnp.where(real, new, old), after, inner)
             return after, (value, mask & real)

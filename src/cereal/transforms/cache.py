@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
 from ..core.cache_name import Named, check_version
+from ..core.capture import any_traced
 from ..core.elements import chunks_of, read_elements
 from ..core.errors import PipelineError
 from ..core.gathered import explicit_mesh
@@ -20,15 +20,16 @@ from ..core.ordering import Order
 from ..core.permutation import MAX_TRACED
 from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.rows import Rows
 from ..core.source import Source
 from ..core.spec import Spec
 from ..core.stage import Stage, Transform
 from ..core.taken import check_arrays
+from ..core.traits import StageTraits, Traits
 from ..sources.array import ArraySampleSource
 from .cache_store import CacheStore
 
 T = TypeVar("T")
+Kept = tuple[tuple[str, Any], ...]  # traits, by name
 
 
 @pytree_dataclass
@@ -85,61 +86,69 @@ class CacheTransform(Transform[Any, Any]):
         set_fields(self, where=os.fspath(where), folder=folder, version=version)
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         version = "" if self.version is None else f", version={self.version!r}"
         return f"CacheTransform({self.where!r}{version})"
 
     def __call__(self, source: Source[T]) -> Source[T]:
-        _check(source, self.label)
+        _check(source, self._label)
         upstream: Any = source
         if self.folder is None and self.where == "device":
-            cached: Any = _on_device(upstream, self.label)
+            cached: Any = _on_device(upstream, self._label)
         else:
-            _check_plain(upstream, self.label)
-            store = CacheStore(upstream, Named(self.folder, self.version, self.label))
-            where_to = upstream.placement
-            cached = Cached(store, upstream.order, store.spec, len(upstream), self.label, where_to)
-        return _WithMask()(cached) if upstream.masks else cached
+            _check_plain(upstream, self._label)
+            store = CacheStore(upstream, Named(self.folder, self.version, self._label))
+            known = _kept_traits(upstream.traits)
+            cached = Cached(store, upstream._order, store.spec, len(upstream), self._label, known)
+        return _WithMask()(cached) if upstream.traits.masks else cached
+
+
+def _kept_traits(above: Traits) -> Kept:
+    """What a cache has from what is above it."""
+    names = ("path", "once", "overlap", "placement")
+    return tuple((name, getattr(above, name)) for name in names)
 
 
 def _check(source: Any, label: str) -> None:
     if not isinstance(source, IndexedSource):
-        what = "batches" if isinstance(source, Source) and source.lanes else "a stream"
+        what = "batches" if isinstance(source, Source) and source.traits.lanes else "a stream"
         raise PipelineError(
             f"{label} keeps elements by their index and cannot keep {what}; put it before the "
             f"BatchTransform, over an indexed source."
         )
-    if source.unknown_length:
+    traits = source.traits
+    if traits.unknown_length:
         raise PipelineError(
-            f"{label} comes after {source.label}, whose number of elements is not known; pass "
+            f"{label} comes after {source._label}, whose number of elements is not known; pass "
             f"`IterableSource(make_iterator, length=...)`."
         )
     if len(source) > MAX_TRACED:
         raise PipelineError(
-            f"{label} comes after {source.label}, which has {len(source)} elements; a cache keeps "
+            f"{label} comes after {source._label}, which has {len(source)} elements; a cache keeps "
             f"at most {MAX_TRACED}."
         )
-    if source.random_stages:
+    if traits.random_stages:
         raise PipelineError(
             f"{label} comes after a random stage: every epoch would see the augmentation of the "
             f"first. Move the random stage below the CacheTransform."
         )
-    if source.varies or not source.fixed:
+    if traits.varies or not traits.fixed:
         fix = "cache its sources instead"
-        if source.varies:
+        if traits.varies:
             fix = (
                 "leave the cache out, or make them functions of the index alone and augment below "
                 "the CacheTransform, in a HostRandomMapTransform"
             )
         raise PipelineError(
-            f"{label} comes after {source.label}, whose elements change from epoch to epoch; {fix}."
+            f"{label} comes after {source._label}, whose elements change from epoch to epoch; "
+            f"{fix}."
         )
-    if source.callbacks:
+    if traits.callbacks:
         raise PipelineError(
             f"{label} comes after a HostCallbackTransform, which runs for every batch; move that "
             f"below the CacheTransform."
         )
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(source)):
+    if any_traced(source):
         raise PipelineError(
             f"{label} is built inside a traced function, over values that are being traced; build "
             f"the pipeline outside and pass the loader as an argument."
@@ -167,7 +176,7 @@ class Cached(HostIndexed[Any]):
     spec: Spec = static_field(default=None)
     n: int = static_field(default=0)
     called: str = static_field(default="")
-    placement: Any = static_field(default=None)  # type: ignore[assignment]
+    above: Kept = static_field(default=())
 
     def __len__(self) -> int:
         return self.n
@@ -176,26 +185,17 @@ class Cached(HostIndexed[Any]):
         return self.spec.tree
 
     @property
-    def inner(self) -> Source[Any]:
+    def _upstream(self) -> Source[Any]:
         return self.store.upstream
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return self.called
 
-    @property
-    def walk(self) -> str:
-        return self.store.upstream.walk
+    def _describe(self) -> Traits:
+        return self._describe_as(host=True, by_python=True, wide=True, **dict(self.above))
 
-    @property
-    def once(self) -> bool:
-        return self.store.upstream.once
-
-    @property
-    def overlap(self) -> int:
-        return self.store.upstream.overlap
-
-    def take_host(self, indices: np.ndarray) -> Any:
+    def _take_host(self, indices: np.ndarray) -> Any:
         return self.store.take(indices)
 
 
@@ -205,9 +205,8 @@ class CachedOnDevice(IndexedSource[Any]):
 
     arrays: ArraySampleSource[Any]
     ordering: Order
-    route_name: str = static_field(default="")
     called: str = static_field(default="")
-    traits: tuple[bool, int, Any] = static_field(default=(True, 0, None))
+    above: Kept = static_field(default=())
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -216,34 +215,14 @@ class CachedOnDevice(IndexedSource[Any]):
         return self.arrays.element_spec()
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return self.called
 
-    @property
-    def light(self) -> bool:
-        return True
-
-    @property
-    def walk(self) -> str:
-        return self.route_name
-
-    @property
-    def once(self) -> bool:
-        return self.traits[0]
-
-    @property
-    def overlap(self) -> int:
-        return self.traits[1]
-
-    @property
-    def placement(self) -> Any:
-        return self.traits[2]
+    def _describe(self) -> Traits:
+        return self._describe_as(light=True, **dict(self.above))
 
     def take(self, indices: Any) -> Any:
         return self.arrays.take(indices)
-
-    def read(self, rows: Rows) -> tuple[Any, Any]:
-        return self.arrays.read(rows)
 
 
 @partial(jax.jit, donate_argnums=0)
@@ -265,24 +244,23 @@ def _on_device(upstream: Any, label: str) -> CachedOnDevice:
     n = len(upstream)
     for chunk in chunks_of(upstream, np.arange(n)):
         values, mask = read_elements(upstream, chunk)
-        part = (values, mask) if upstream.masks else values
+        part = (values, mask) if upstream.traits.masks else values
         if whole is None:
             whole = jax.tree.map(lambda x: _room_for(x, n), part)
         whole = _put(whole, part, jnp.int32(start))
         start += len(chunk)
     arrays = ArraySampleSource(whole, ordering="sequential")
-    traits = (upstream.once, upstream.overlap, upstream.placement)
-    return CachedOnDevice(arrays, upstream.order, upstream.walk, label, traits)
+    return CachedOnDevice(arrays, upstream._order, label, _kept_traits(upstream.traits))
 
 
 @pytree_dataclass
 class _WithMask(Stage[Any, Any]):
     """Cached masks, as masks again."""
 
-    changes_mask: ClassVar[bool] = True
+    traits: ClassVar[StageTraits] = StageTraits(changes_mask=True)
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return "cached masks"
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:

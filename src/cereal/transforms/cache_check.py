@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.atomic import write_atomically
+from ..core.cpus import usable_cpus
 from ..core.elements import FEW, few_of, few_true, read_elements, read_fetched_elements
 from ..core.errors import PipelineError
 from ..core.host_data import HostData, host_data_in
@@ -45,7 +46,7 @@ class Keeps(HostData):
 
 def _by_python(source: IndexedSource[Any]) -> bool:
     """Whether no compiled stage makes its elements, not even above another cache."""
-    return source.produces and not _keeps_programs(source)
+    return source.traits.by_python and not _keeps_programs(source)
 
 
 def _keeps_programs(source: IndexedSource[Any]) -> bool:
@@ -62,21 +63,18 @@ class Check:
         self._here, self._signed = _machine(), False
         # Nobody knows how many elements a program above another cache computed at once.
         self._exact = not _keeps_programs(upstream)
-        self._seen: set[int] = set()
-        self._wanted: set[int] = set()
-        if self._compiled:
-            self._seen = {int(path.stem.partition("-")[2]) for path in place.glob("witness-*.npz")}
-            self._wanted = set(few_of(len(upstream), upstream).tolist())
+        # Of elements by compiled stages: those that there are witnesses of, and should be.
+        found = place.glob("witness-*.npz") if self._compiled else ()
+        self._seen = {int(path.stem.partition("-")[2]) for path in found}
+        self._wanted = set(few_of(len(upstream), upstream).tolist()) if self._compiled else set()
 
     def open(self, arrays: list[Any], filled: np.ndarray) -> None:
         """Computes a few of the elements that are there again; a difference is an error."""
         indices = few_true(filled, self._upstream)
-        if not len(indices):
-            return
         try:
-            if self._compiled:
+            if self._compiled and len(indices):
                 self._against_witnesses()
-            else:
+            elif len(indices):
                 self._against_elements(arrays, indices)
         except PipelineError:
             raise
@@ -111,15 +109,13 @@ class Check:
         others = [lane for lane in range(min(len(chunk), 2 * FEW)) if lane not in lanes]
         lanes += others[: max(0, FEW - len(self._seen) - len(lanes))]
         for lane in lanes:
-            found = read_fetched_elements(self._upstream, rows[lane : lane + 1])
-            self._keep(int(chunk[lane]), [leaf[0] for leaf in self._leaves(found)])
-
-    def _keep(self, index: int, leaves: Leaves) -> None:
-        held: dict[str, Any] = {"machine": np.array(self._here)}
-        for k, leaf in enumerate(leaves):
-            held[f"leaf{k}"] = np.frombuffer(leaf.tobytes(), np.uint8)
-        write_atomically(self._path(index), lambda file: np.savez(file, **held))
-        self._seen.add(index)
+            found = self._leaves(read_fetched_elements(self._upstream, rows[lane : lane + 1]))
+            held: dict[str, Any] = {"machine": np.array(self._here)}
+            for k, leaf in enumerate(found):
+                held[f"leaf{k}"] = np.frombuffer(leaf[0].tobytes(), np.uint8)
+            index = int(chunk[lane])
+            write_atomically(self._path(index), lambda file, held=held: np.savez(file, **held))
+            self._seen.add(index)
 
     def _path(self, index: int) -> Path:
         return self._place / f"witness-{index}.npz"
@@ -154,12 +150,12 @@ class Check:
     # Comparing
 
     def _leaves(self, found: tuple[Any, Any]) -> Leaves:
-        kept = found if self._upstream.masks else found[0]
+        kept = found if self._upstream.traits.masks else found[0]
         return [np.asarray(leaf) for leaf in jax.tree.leaves(kept)]
 
     def _compare(self, index: int, before: Leaves, now: Leaves, exact: bool) -> None:
         same = same_bits if exact else _alike
-        last, masks = len(now) - 1, self._upstream.masks
+        last, masks = len(now) - 1, self._upstream.traits.masks
         if masks and not before[last] and not now[last]:
             return  # left out: what stands in its place does not matter
         for at in (last, *range(last)) if masks else range(last + 1):
@@ -176,7 +172,9 @@ class Check:
                 f"{self._place}."
             )
         path = jax.tree_util.tree_flatten_with_path(self._spec.tree)[0][at][0]
-        masks = self._upstream.masks  # then the element is the first of two, its mask the other
+        masks = (
+            self._upstream.traits.masks
+        )  # then the element is the first of two, its mask the other
         where = f"`element{jax.tree_util.keystr(path[1:] if masks else path)}`"
         where = "its mask" if masks and at == len(now) - 1 else where
         raise PipelineError(
@@ -232,15 +230,11 @@ def _machine() -> str:
     """
     device = jax.config.jax_default_device or jax.devices()[0]  # type: ignore[attr-defined]
     kind = device if isinstance(device, str) else device.platform
-    counts = [str(_cores()), str(jax.local_device_count())]
+    counts = [str(usable_cpus()), str(jax.local_device_count())]
     words = [jax.__version__, kind, platform.machine(), _processor(), *counts]
     words.append(os.environ.get("XLA_FLAGS", ""))
     found = hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()
     return found if kind == "cpu" else f"{_ELSEWHERE}{found}"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache

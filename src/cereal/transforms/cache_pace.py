@@ -27,7 +27,7 @@ class Pace:
 
     def __init__(self, upstream: IndexedSource[Any]) -> None:
         self._upstream = upstream
-        self._piece = _FIRST_PIECE if upstream.host else 2**62
+        self._piece = _FIRST_PIECE if upstream.traits.host else 2**62
         self._chunk = _FIRST_CHUNK
 
     def fetch(self, indices: np.ndarray) -> Rows:
@@ -37,12 +37,15 @@ class Pace:
         done, begin = 0, time.monotonic()
         while done < len(indices) and (not parts or time.monotonic() < begin + _SECONDS):
             piece, since = indices[done : done + self._piece], time.monotonic()
-            parts.append(self._upstream.fetch(routed_at(self._upstream, piece)))
+            parts.append(self._upstream._fetch(routed_at(self._upstream, piece)))
             done += len(piece)
-            if self._upstream.host:
+            if self._upstream.traits.host:
                 took = max(time.monotonic() - since, 1e-6)
                 self._piece = max(1, int(len(piece) / took * _SECONDS / 2))
-        return parts[0] if len(parts) == 1 else _joined(parts)
+        if len(parts) == 1:
+            return parts[0]
+        lanes = jax.tree.map(lambda *each: np.concatenate(each), *(part.lanes for part in parts))
+        return lanes.replaced(key=parts[0].key)
 
     @contextlib.contextmanager
     def running(self, n: int, *, known: bool) -> Iterator[None]:
@@ -53,8 +56,3 @@ class Pace:
         # Seldom, since another size is another program; and powers of two.
         if known and (took > 2 * _SECONDS or (n >= self._chunk and took < _SECONDS / 8)):
             self._chunk = 1 << max(0, int(n * _SECONDS / 2 / took).bit_length() - 1)
-
-
-def _joined(parts: list[Rows]) -> Rows:
-    lanes = jax.tree.map(lambda *each: np.concatenate(each), *(part.lanes for part in parts))
-    return lanes.replaced(key=parts[0].key)

@@ -17,7 +17,7 @@ from ..core.capture import eager
 from ..core.elements import read_fetched_elements
 from ..core.errors import PipelineError
 from ..core.positional import IndexedSource
-from ..core.reading import Reading, raise_it, reading, reading_as
+from ..core.reading import ReadContext, raise_it, read_context, use_read_context
 from ..core.rows import Rows
 from ..core.settings import current_settings
 from ..core.spec import Spec
@@ -35,7 +35,8 @@ class CacheStore(Keeps):
     def __init__(self, upstream: IndexedSource[Any], named: Named) -> None:
         super().__init__()
         self.upstream, self.named = upstream, named
-        self.spec = Spec(_kept(upstream))
+        element, mask = upstream.element_spec(), jax.ShapeDtypeStruct((), np.bool_)
+        self.spec = Spec((element, mask) if upstream.traits.masks else element)
         specs, self._structure = self.spec.leaves, self.spec.structure
         shapes = [((len(upstream), *spec.shape), np.dtype(spec.dtype)) for spec in specs]
         self._lock = threading.Lock()
@@ -63,7 +64,6 @@ class CacheStore(Keeps):
 
     @property
     def full(self) -> bool:
-        """Whether all elements are there."""
         return bool(self._filled.all())
 
     def take(self, indices: np.ndarray) -> Any:
@@ -80,9 +80,9 @@ class CacheStore(Keeps):
     def _read(self, indices: np.ndarray, stop: threading.Event) -> None:
         # Elements that a policy for errors would leave out must not be kept as such: here errors
         # are raised, and who asked leaves them out.
-        here = reading()
-        here = here if here.on_error is raise_it else Reading(buffers=here.buffers)
-        with self._lock, reading_as(here):
+        here = read_context()
+        here = here if here.on_error is raise_it else ReadContext(buffers=here.buffers)
+        with self._lock, use_read_context(here):
             missing = indices[~self._filled[indices]]
             if len(missing) and self._marks is not None and not self._marks.flags.writeable:
                 raise PipelineError(
@@ -101,7 +101,7 @@ class CacheStore(Keeps):
     def _compute(self, chunk: np.ndarray, rows: Rows) -> None:
         with self._pace.running(len(chunk), known=len(chunk) in self._sizes):
             found = read_fetched_elements(self.upstream, rows, self._sizes)
-            kept = jax.tree.leaves(found if self.upstream.masks else found[0])
+            kept = jax.tree.leaves(found if self.upstream.traits.masks else found[0])
             for array, leaf in zip(self._arrays, kept, strict=True):
                 array[chunk] = np.asarray(leaf)
                 self._unsaved += leaf.nbytes
@@ -117,7 +117,7 @@ class CacheStore(Keeps):
             self.save()
 
     def save(self) -> None:
-        """Brings what was read to the disk."""
+        """Writes what was read to the disk."""
         begin = time.monotonic()
         save(self._arrays, self._marks, self._pending)
         self._unsaved, self._saved = 0, time.monotonic()
@@ -159,9 +159,3 @@ def apart(work: Callable[[threading.Event], None]) -> None:
             thread.join()
     if failed:
         raise failed[0]
-
-
-def _kept(upstream: IndexedSource[Any]) -> Any:
-    """What is kept of an element: itself, and its mask where stages change masks."""
-    spec = upstream.element_spec()
-    return (spec, jax.ShapeDtypeStruct((), np.bool_)) if upstream.masks else spec

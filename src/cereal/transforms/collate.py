@@ -11,7 +11,7 @@ import numpy as np
 from ..core.errors import PipelineError
 from ..core.fitting import canonical, narrowed
 from ..core.numbers import as_count
-from ..core.reading import reading
+from ..core.reading import read_context
 from ..core.taken import as_array, is_leaf
 
 
@@ -53,13 +53,10 @@ class PadCollate:
                     f"pad_collate: elements of one batch have different structures, {structure} "
                     f"and {other}; give all of them the same keys."
                 )
-        columns, lengths = [], []
-        for column in zip(*(leaves for leaves, _ in flat), strict=True):
-            values, length = self._pad([_array(leaf) for leaf in column])
-            columns.append(values)
-            lengths.append(length)
-        values = jax.tree.unflatten(structure, columns)
-        ragged = jax.tree.unflatten(structure, lengths)
+        columns = zip(*(leaves for leaves, _ in flat), strict=True)
+        padded = [self._pad([_array(leaf) for leaf in column]) for column in columns]
+        values = jax.tree.unflatten(structure, [values for values, _ in padded])
+        ragged = jax.tree.unflatten(structure, [lengths for _, lengths in padded])
         if isinstance(values, dict):
             found = _present(ragged)
             if "lengths" in values or not found:
@@ -98,7 +95,7 @@ class PadCollate:
                 "them lists."
             )
         rest = numbers[0].shape[1:]
-        out = reading().empty((len(arrays), self.most, *rest), dtype)
+        out = read_context().empty((len(arrays), self.most, *rest), dtype)
         out[:] = self._fill(dtype)
         lengths = np.zeros(len(arrays), np.int32)
         for lane, array in enumerate(arrays):

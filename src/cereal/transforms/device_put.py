@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import jax
 
-from ..core.placement import check_fits, in_words
+from ..core.placement import check_layout, in_words
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import Source
 from ..core.stage import Stage
+from ..core.traits import StageTraits
 from ..device.storage import as_device
 
 T = TypeVar("T")
@@ -37,20 +38,17 @@ class DevicePutTransform(Stage[Any, Any]):
     True
     """
 
-    light: ClassVar[bool] = True
-    hands_through: ClassVar[bool] = True
-
     device: Any = static_field(default=None)
 
     def __init__(self, device: Any = None) -> None:
         set_fields(self, device=as_device(device, "DevicePutTransform"))
 
     @property
-    def placement(self) -> Any:
-        return self.device
+    def traits(self) -> StageTraits:  # type: ignore[override]
+        return StageTraits(light=True, hands_through=True, placement=self.device)
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return f"DevicePutTransform({in_words(self.device)})"
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
@@ -59,5 +57,5 @@ class DevicePutTransform(Stage[Any, Any]):
 
     def __call__(self, source: Source[T]) -> Source[T]:
         if isinstance(source, Source) and isinstance(self.device, jax.sharding.Sharding):
-            check_fits(self.device, source.element_spec(), source.lanes, self.label)
+            check_layout(self.device, source.element_spec(), source.traits.lanes, self._label)
         return super().__call__(source)

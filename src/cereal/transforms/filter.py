@@ -11,6 +11,7 @@ from ..core.function import Function, as_decision, as_function
 from ..core.pytree import pytree_dataclass, set_fields
 from ..core.source import Source
 from ..core.stage import Stage
+from ..core.traits import StageTraits
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class FilterTransform(Stage[Any, Any]):
     [([0, 1, 2], [False, False, False]), ([3, 4, 5], [True, True, True])]
     """
 
-    changes_mask: ClassVar[bool] = True
+    traits: ClassVar[StageTraits] = StageTraits(changes_mask=True)
 
     fn: Function
 
@@ -41,18 +42,15 @@ class FilterTransform(Stage[Any, Any]):
         set_fields(self, fn=as_function(fn, "FilterTransform"))
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return f"FilterTransform({self.fn.name})"
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
         del keys
-        fn: Callable[..., Any] = self._keep
+        fn: Callable[..., Any] = lambda element: as_decision(self.fn(element), self._label)  # noqa: E731
         for _ in lanes:
             fn = jax.vmap(fn)
         return values, mask & fn(values)
-
-    def _keep(self, element: Any) -> Any:
-        return as_decision(self.fn(element), self.label)
 
     def __call__(self, source: Source[T]) -> Source[T]:
         return super().__call__(source)

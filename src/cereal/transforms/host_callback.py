@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import Source
 from ..core.spec import Spec, as_override, format_spec
 from ..core.stage import Stage
+from ..core.traits import StageTraits
 
 T = TypeVar("T")
 
@@ -42,8 +43,6 @@ class HostCallbackTransform(Stage[Any, Any]):
     sum 5
     """
 
-    changes_mask: ClassVar[bool] = True
-
     fn: Function
     override: Spec | None = static_field()
 
@@ -53,11 +52,11 @@ class HostCallbackTransform(Stage[Any, Any]):
         set_fields(self, fn=function, override=override)
 
     @property
-    def callbacks(self) -> tuple[Any, ...]:
-        return (self.fn.identity,)
+    def traits(self) -> StageTraits:  # type: ignore[override]
+        return StageTraits(changes_mask=True, callbacks=(self.fn.identity,))
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return f"HostCallbackTransform({self.fn.name})"
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
@@ -68,11 +67,7 @@ class HostCallbackTransform(Stage[Any, Any]):
         def call(batch: Any, mask: Any) -> tuple[Any, Any]:
             return self._call(batch, mask, promised), np.asarray(mask)
 
-        def masked(batch: Any, mask: Any) -> Any:
-            del batch, mask
-            return poison(result)
-
-        call = guarded(call, self.fn.identity, masked)
+        call = guarded(call, self.fn.identity, lambda *_: poison(result))
         return io_callback(call, result, device_count_of_program(mask), values, mask, ordered=True)
 
     def _call(self, batch: Any, mask: Any, promised: Spec) -> Any:
@@ -80,14 +75,14 @@ class HostCallbackTransform(Stage[Any, Any]):
         result = self.fn(batch, mask)
         if result is None and self.override is not None:
             raise PipelineError(
-                f"{self.label} returned None, but `element_spec_override` promises "
+                f"{self._label} returned None, but `element_spec_override` promises "
                 f"{self.override}; return the new batch."
             )
         result = batch if result is None else result
         result = jax.tree_util.tree_map_with_path(_canonical, result)
         if Spec(result) != promised:
             raise PipelineError(
-                f"{self.label} returned {format_spec(result)} instead of {promised}; return the "
+                f"{self._label} returned {format_spec(result)} instead of {promised}; return the "
                 f"same structure, shapes and dtypes, or state yours as `element_spec_override`."
             )
         return result

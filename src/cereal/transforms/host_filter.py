@@ -16,7 +16,8 @@ from ..core.host_stage import HostStage, as_host_function, repeated
 from ..core.pytree import pytree_dataclass, set_fields
 from ..core.reading import SKIPPED
 from ..core.rows import Rows, routed_at
-from ..core.taken import Taken, protected
+from ..core.taken import ElementBatch, protected
+from ..core.traits import StageTraits
 
 
 @pytree_dataclass
@@ -37,16 +38,16 @@ class HostFilterTransform(HostStage):
     [3, 3, 3, 4] [False, True, False, True]
     """
 
-    changes_mask: ClassVar[bool] = True
+    traits: ClassVar[StageTraits] = StageTraits(changes_mask=True)
 
     fn: HostFunction
 
     def __init__(self, fn: Callable[[Any], Any]) -> None:
         set_fields(self, fn=as_host_function(fn, "HostFilterTransform", "")[0])
 
-    def on_elements(self, taken: Taken, rows: Rows, words: Any) -> Taken:
+    def on_elements(self, taken: ElementBatch, rows: Rows, words: Any) -> ElementBatch:
         del words
-        fn, label = self.fn.fn, self.label
+        fn, label = self.fn.fn, self._label
 
         def run(value: Any, lane: int) -> Any:
             del lane
@@ -66,14 +67,14 @@ class HostFilterTransform(HostStage):
         element, sample = super().on_sample(source, rows, words)
         if element is not SKIPPED:
             return element, sample
-        if not source.lanes:
-            element = first_element(source, self._passes, source.sample())
+        if not source.traits.lanes:
+            element = first_element(source, self._passes, source._sample())
             return element, element
-        batch = source.sample()
+        batch = source._sample()
         element = first_of_batch(source, self._passes)
         if element is None:
-            element = jax.tree.map(lambda x: x[(0,) * len(source.lanes)], batch)
-        return element, repeated(element, source.lanes)
+            element = jax.tree.map(lambda x: x[(0,) * len(source.traits.lanes)], batch)
+        return element, repeated(element, source.traits.lanes)
 
     def _passes(self, element: Any) -> bool:
         return bool(self.fn(protected(element)))
@@ -81,10 +82,10 @@ class HostFilterTransform(HostStage):
 
 def first_of_batch(source: Any, wanted: Callable[[Any], bool]) -> Any:
     """The first element of the first batch that is wanted; None if there is none."""
-    n = math.prod(source.lanes)
-    index = (np.arange(n) % source.length).reshape(source.lanes)
-    values, mask = source.produce(routed_at(source, index))
-    for at in np.ndindex(*source.lanes):
+    lanes = source.traits.lanes
+    index = (np.arange(math.prod(lanes)) % source.traits.length).reshape(lanes)
+    values, mask = source._produce(routed_at(source, index))
+    for at in np.ndindex(*lanes):
         element = jax.tree.map(lambda x, at=at: x[at], values)
         if (mask is None or mask[at]) and wanted(element):
             return element

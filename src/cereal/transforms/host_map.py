@@ -12,7 +12,7 @@ from ..core.host_stage import HostStage, as_host_function
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.rows import Rows
 from ..core.spec import Spec
-from ..core.taken import Taken, protected
+from ..core.taken import ElementBatch, protected
 
 
 @pytree_dataclass
@@ -39,7 +39,7 @@ class HostMapTransform(HostStage):
         function, second = as_host_function(fn, "HostMapTransform", "mask")
         set_fields(self, fn=function, with_mask=second)
 
-    def on_elements(self, taken: Taken, rows: Rows, words: Any) -> Taken:
+    def on_elements(self, taken: ElementBatch, rows: Rows, words: Any) -> ElementBatch:
         del words
         fn, with_mask = self.fn.fn, self.with_mask
 
@@ -47,7 +47,7 @@ class HostMapTransform(HostStage):
             del lane
             return fn(protected(value), True) if with_mask else fn(protected(value))
 
-        return taken.mapped(self.label, rows, run)
+        return taken.mapped(self._label, rows, run)
 
     def on_batch(self, values: Any, mask: Any, rows: Rows, words: Any, spec: Spec) -> Any:
         del words, spec
@@ -58,9 +58,9 @@ class HostMapTransform(HostStage):
         return self.fn(protected(values), protected(seen)), mask
 
     def on_sample(self, source: Any, rows: Rows, words: Any) -> tuple[Any, Any]:
-        if not source.lanes:
+        if not source.traits.lanes:
             return super().on_sample(source, rows, words)
-        return None, self.sample_batch(source.sample(), rows)
+        return None, self.sample_batch(source._sample(), rows)
 
     def sample_batch(self, sample: Any, rows: Rows) -> Any:
         made, _ = self.on_batch(sample, None, rows, None, Spec(()))

@@ -12,6 +12,7 @@ from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.source import Source
 from ..core.spec import at_least_float32
 from ..core.stage import Stage
+from ..core.traits import StageTraits
 
 T = TypeVar("T")
 
@@ -69,7 +70,7 @@ class NormalizeImageTransform(Stage[Any, Any]):
     ('float32', 1.0)
     """
 
-    light: ClassVar[bool] = True
+    traits: ClassVar[StageTraits] = StageTraits(light=True)
 
     image_key: str = static_field(default="image")
     dtype: Any = static_field(default=np.dtype(np.float32))
@@ -79,12 +80,12 @@ class NormalizeImageTransform(Stage[Any, Any]):
         set_fields(self, image_key=image_key, dtype=_float_type(dtype))
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return f"NormalizeImageTransform({self.image_key!r}, dtype={self.dtype})"
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
         del keys, lanes
-        image = _image(values, self.image_key, self.label)
+        image = _image(values, self.image_key, self._label)
         if jnp.issubdtype(image.dtype, jnp.integer):
             # Divide in float32 at least: bfloat16 cannot hold 255 steps.
             wide = at_least_float32(self.dtype)
@@ -105,7 +106,7 @@ class FlattenImageTransform(Stage[Any, Any]):
     (16,)
     """
 
-    light: ClassVar[bool] = True
+    traits: ClassVar[StageTraits] = StageTraits(light=True)
 
     image_key: str = static_field(default="image")
 
@@ -113,12 +114,12 @@ class FlattenImageTransform(Stage[Any, Any]):
         _check_key(self.image_key, "FlattenImageTransform")
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return f"FlattenImageTransform({self.image_key!r})"
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
         del keys
-        image = _image(values, self.image_key, self.label)
+        image = _image(values, self.image_key, self._label)
         flat = image.reshape(*image.shape[: len(lanes)], -1)
         return {**values, self.image_key: flat}, mask
 

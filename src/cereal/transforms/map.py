@@ -50,7 +50,7 @@ class MapTransform(Stage[Any, B], Generic[B]):
         )
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return f"MapTransform({self.fn.name})"
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
@@ -61,7 +61,7 @@ class MapTransform(Stage[Any, B], Generic[B]):
         mapped = super().__call__(source)
         if self.override is not None and Spec(mapped.element_spec()) != self.override:
             raise PipelineError(
-                f"{self.label} returns {format_spec(mapped.element_spec())}, not the "
+                f"{self._label} returns {format_spec(mapped.element_spec())}, not the "
                 f"`element_spec_override` {self.override}; correct one of them."
             )
         return cast("Source[B]", mapped)

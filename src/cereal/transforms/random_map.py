@@ -12,6 +12,7 @@ from ..core.function import Function, as_function, takes_second
 from ..core.promise import check_per_element
 from ..core.pytree import pytree_dataclass, set_fields
 from ..core.stage import Stage
+from ..core.traits import StageTraits
 
 B = TypeVar("B")
 
@@ -33,7 +34,7 @@ class RandomMapTransform(Stage[Any, B], Generic[B]):
     True
     """
 
-    random: ClassVar[bool] = True
+    traits: ClassVar[StageTraits] = StageTraits(random=True)
 
     fn: Function
 
@@ -47,11 +48,11 @@ class RandomMapTransform(Stage[Any, B], Generic[B]):
         set_fields(self, fn=function)
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return f"RandomMapTransform({self.fn.name})"
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
-        check_per_element(values, lanes, self.label)
+        check_per_element(values, lanes, self._label)
         fn: Callable[..., Any] = self.fn
         for _ in lanes:
             fn = jax.vmap(fn)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from ..core.errors import PipelineError
 from ..core.pytree import pytree_dataclass, set_fields, static_field
 from ..core.stage import Stage
+from ..core.traits import StageTraits
 
 
 @pytree_dataclass
@@ -21,7 +22,7 @@ class RenameTransform(Stage[Any, Any]):
     ['image', 'label']
     """
 
-    light: ClassVar[bool] = True
+    traits: ClassVar[StageTraits] = StageTraits(light=True)
 
     renames: tuple[tuple[str, str], ...] = static_field()
 
@@ -34,25 +35,26 @@ class RenameTransform(Stage[Any, Any]):
         set_fields(self, renames=tuple(renames.items()))
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return "RenameTransform(" + ", ".join(f"{a}->{b}" for a, b in self.renames) + ")"
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
         del keys, lanes
         if not isinstance(values, dict):
             raise PipelineError(
-                f"{self.label} needs elements that are dicts, got {type(values).__name__}."
+                f"{self._label} needs elements that are dicts, got {type(values).__name__}; give "
+                f'the data as `{{"x": images, "y": labels}}`.'
             )
         new = dict(self.renames)
         missing = [name for name in new if name not in values]
         if missing:
             raise PipelineError(
-                f"{self.label}: there is no key {missing[0]!r}; the element has {sorted(values)}."
+                f"{self._label}: there is no key {missing[0]!r}; the element has {sorted(values)}."
             )
         names = [new.get(name, name) for name in values]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise PipelineError(
-                f"{self.label}: two values would be called {twice[0]!r}; rename the other one too."
+                f"{self._label}: two values would be called {twice[0]!r}; rename the other one too."
             )
         return dict(zip(names, values.values(), strict=True)), mask

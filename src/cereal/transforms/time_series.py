@@ -11,8 +11,9 @@ import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.pytree import pytree_dataclass, set_fields, static_field
-from ..core.spec import format_spec
+from ..core.spec import Spec, format_spec
 from ..core.stage import Stage
+from ..core.traits import StageTraits
 
 _OWNER = "TimeSeriesBatchTransform"
 
@@ -56,39 +57,35 @@ class TimeSeriesBatchTransform(Stage[Any, Any]):
         )
 
     @property
-    def changes_mask(self) -> bool:  # type: ignore[override]
-        return self.mode == "packed"
+    def traits(self) -> StageTraits:  # type: ignore[override]
+        return StageTraits(changes_mask=self.mode == "packed")
 
-    def mask_shape(self, source: Any) -> tuple[int, ...]:
-        below = source.mask_shape
-        if self.mode == "batched":
-            return below
-        moments = source.element_spec()[self.sequence_key].shape[len(below)]
-        return (math.prod(below) * moments,)
+    def mask_shape(self, before: tuple[int, ...], spec: Spec) -> tuple[int, ...]:
+        return before if self.mode == "batched" else spec.tree[self.sequence_key].shape[:1]
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return f"{_OWNER}({self.sequence_key!r}, mode={self.mode!r})"
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
         del keys
         if not lanes:
-            raise PipelineError(f"{self.label} works on batches; put it after the BatchTransform.")
+            raise PipelineError(f"{self._label} works on batches; put it after the BatchTransform.")
         if not isinstance(values, dict) or self.sequence_key not in values:
             has = list(values) if isinstance(values, dict) else type(values).__name__
             raise PipelineError(
-                f"{self.label}: batches have no key {self.sequence_key!r}, they have {has}; name "
+                f"{self._label}: batches have no key {self.sequence_key!r}, they have {has}; name "
                 f"the sequences with `sequence_key=`."
             )
         sequence = values[self.sequence_key]
         if not isinstance(sequence, jax.Array):
             raise PipelineError(
-                f"{self.label}: {self.sequence_key!r} is {format_spec(sequence)}, not one array; "
+                f"{self._label}: {self.sequence_key!r} is {format_spec(sequence)}, not one array; "
                 f"join its arrays with a MapTransform first."
             )
         if sequence.ndim <= len(lanes):
             raise PipelineError(
-                f"{self.label}: {self.sequence_key!r} of shape {sequence.shape} has no axis of "
+                f"{self._label}: {self.sequence_key!r} of shape {sequence.shape} has no axis of "
                 f"time after the batch's {lanes}; cut windows with WindowSource first."
             )
         moments = sequence.shape[len(lanes)]
@@ -98,12 +95,12 @@ class TimeSeriesBatchTransform(Stage[Any, Any]):
             return {**values, self.sequence_key: shaped}, mask
         if self.sequence_start_key in values:
             raise PipelineError(
-                f"{self.label}: batches have a key {self.sequence_start_key!r} already; choose "
+                f"{self._label}: batches have a key {self.sequence_start_key!r} already; choose "
                 f"another `sequence_start_key`."
             )
         if mask.shape != lanes:
             raise PipelineError(
-                f"{self.label}: the mask is one of moments already, of shape {mask.shape}; pack "
+                f"{self._label}: the mask is one of moments already, of shape {mask.shape}; pack "
                 f"once."
             )
         count = math.prod(lanes)

@@ -10,16 +10,18 @@ import numpy as np
 
 from ..core.errors import PipelineError
 from ..core.ordering import Order
+from ..core.pipeline import Pipeline, before_last, root_of
+from ..core.placed import Batching
 from ..core.positional import IndexedSource
 from ..core.pytree import pytree_dataclass, static_field
-from ..core.rows import Rows, rows_at
-from ..core.source import Mask, Source
+from ..core.rows import Rows
+from ..core.source import Mask, Source, check_source
 from ..core.spec import Spec
 from ..core.stage import Transform
-from ..core.wrapper import StreamWrapper
+from ..core.stream_stages import StreamWrapper
+from ..core.traits import Traits
 from ..sources.members import OverMembers
 from ..sources.routed import check_part
-from .batch import Batched, root_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -44,18 +46,16 @@ class UnbatchTransform(Transform[Any, Any]):
     """
 
     def __call__(self, source: Source[T]) -> Source[T]:
-        if not isinstance(source, Source):
-            raise PipelineError(
-                f"UnbatchTransform must be called with a source, got {type(source).__name__}."
-            )
-        if isinstance(source, Batched) and source.remainder == "wrap":
-            return source.source  # nothing happened to the batches
-        if source.callbacks != root_of(source).callbacks:
+        check_source(source, self._label)
+        traits = source.traits
+        if _just_batched(source):
+            return before_last(source)  # nothing happened to the batches
+        if traits.callbacks != root_of(source).traits.callbacks:
             raise PipelineError(
                 "UnbatchTransform comes after a HostCallbackTransform, which runs once per batch "
                 "that is handed out; put the callback at the end."
             )
-        if isinstance(source.placement, jax.sharding.Sharding):
+        if isinstance(traits.placement, jax.sharding.Sharding):
             raise PipelineError(
                 "UnbatchTransform comes after a DevicePutTransform with a sharding, which lays out "
                 "batches; put the DevicePutTransform at the end."
@@ -75,18 +75,25 @@ class UnbatchTransform(Transform[Any, Any]):
         if isinstance(source, IndexedSource):
             check_part(source, "UnbatchTransform", "the source")
             n = len(source) * leaves[0].shape[0]
-            return Unstacked(source, source.order.over(n, "UnbatchTransform"), inside)
-        if source.lanes and leaves[0].shape[0] != source.lanes[0]:
+            return Unstacked(source, source._order.over(n, "UnbatchTransform"), inside)
+        if traits.lanes and leaves[0].shape[0] != traits.lanes[0]:
             raise PipelineError(
-                f"UnbatchTransform: a batch has {source.lanes[0]} elements, but a stage made "
+                f"UnbatchTransform: a batch has {traits.lanes[0]} elements, but a stage made "
                 f"{leaves[0].shape[0]} of them; masks and positions would not belong to values."
             )
-        if not source.lanes:
+        if not traits.lanes:
             raise PipelineError(
                 "UnbatchTransform over a stream of elements: batch it first, or take elements "
                 "apart with a MapTransform."
             )
         return UnbatchedStream(source, inside)
+
+
+def _just_batched(source: Any) -> bool:
+    """Whether the last stage only batches, and an epoch has no end of its own."""
+    if not isinstance(source, Pipeline) or source.traits.remainder != "wrap":
+        return False
+    return type(source.stages[-1]) is Batching
 
 
 @pytree_dataclass
@@ -101,14 +108,6 @@ class Unstacked(OverMembers[T_co]):
     def size(self) -> int:
         return jax.tree.leaves(self.source.element_spec())[0].shape[0]
 
-    @property
-    def inner(self) -> Source[Any]:
-        return self.source
-
-    @property
-    def label(self) -> str:
-        return "UnbatchTransform"
-
     def __len__(self) -> int:
         return len(self.source) * self.size
 
@@ -116,41 +115,37 @@ class Unstacked(OverMembers[T_co]):
         return self.spec.tree
 
     @property
-    def members(self) -> tuple[Any, ...]:
+    def _upstream(self) -> Source[Any]:
+        return self.source
+
+    @property
+    def _label(self) -> str:
+        return "UnbatchTransform"
+
+    @property
+    def _members(self) -> tuple[Any, ...]:
         return (self.source,)
 
-    @property
-    def light(self) -> bool:
-        return False
+    def _describe(self) -> Traits:
+        known = {**self._merged(), "light": False, "by_python": False}
+        return self._describe_as(path=("unstacked {}", self.source.traits.path), **known)
 
-    @property
-    def produces(self) -> bool:
-        return False
-
-    @property
-    def walk(self) -> str:
-        path = self.source.walk.partition(" of ")[2]
-        return f"{self.order.name} of unstacked {path}".strip()
-
-    def route(self, rows: Rows) -> Rows:
+    def _route(self, rows: Rows) -> Rows:
         outer = rows.replaced(index=rows.index // rows.index.dtype.type(self.size))
-        return rows.replaced(below=self.source.route(outer).lanes)
+        return rows.replaced(below=self.source._route(outer).lanes)
 
-    def fetch(self, rows: Rows) -> Rows:
-        below = self.source.fetch(rows.below.replaced(key=rows.key))
+    def _fetch(self, rows: Rows) -> Rows:
+        below = self.source._fetch(rows.below.replaced(key=rows.key))
         return rows.replaced(below=below.lanes)
 
-    def read(self, rows: Rows) -> tuple[T_co, Any]:
+    def _read(self, rows: Rows) -> tuple[T_co, Any]:
         if rows.index.ndim == 0:
-            values, mask = self.read(rows.reshape(1))
+            values, mask = self._read(rows.reshape(1))
             return jax.tree.map(lambda x: x[0], values), None if mask is None else mask[0]
-        rows = self.route(rows) if rows.below is None else rows
-        values, mask = self.source.read(rows.below.replaced(key=rows.key))
+        rows = self._route(rows) if rows.below is None else rows
+        values, mask = self.source._read(rows.below.replaced(key=rows.key))
         which = rows.index % np.int32(self.size)
         return jax.vmap(lambda value, k: jax.tree.map(lambda x: x[k], value))(values, which), mask
-
-    def take(self, indices: Any) -> T_co:
-        return self.read(rows_at(indices))[0]
 
 
 @pytree_dataclass
@@ -171,36 +166,39 @@ class UnbatchedStream(StreamWrapper[T_co]):
     spec: Spec = static_field()
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         return "UnbatchTransform"
 
-    @property
-    def lanes(self) -> tuple[int, ...]:
-        return self.source.lanes[1:]
-
-    @property
-    def mask_shape(self) -> tuple[int, ...]:
-        return self.source.mask_shape[1:]
+    def _describe(self) -> Traits:
+        below = self.source.traits
+        return Traits(
+            lanes=below.lanes[1:],
+            mask_shape=below.mask_shape[1:],
+            callbacks=below.callbacks,
+            light=below.light,
+            placement=below.placement,
+            random=below.random,
+        )
 
     @property
     def steps_per_epoch(self) -> int:  # type: ignore[override]
-        return self.source.steps_per_epoch * self.source.lanes[0]
+        return self.source.steps_per_epoch * self.source.traits.lanes[0]
 
     def init_state(self, key: Any) -> UnbatchedState:
         def empty(spec: Any) -> Any:
             return jnp.zeros(spec.shape, spec.dtype)
 
         values = jax.tree.map(empty, self.source.element_spec())
-        mask = jnp.zeros(self.source.mask_shape, jnp.bool_)
+        mask = jnp.zeros(self.source.traits.mask_shape, jnp.bool_)
         return UnbatchedState(self.source.init_state(key), values, mask, jnp.int32(0))
 
-    def step(self, state: UnbatchedState) -> tuple[T_co, Mask, UnbatchedState]:
+    def _step(self, state: UnbatchedState) -> tuple[T_co, Mask, UnbatchedState]:
         def another(state: UnbatchedState) -> UnbatchedState:
-            values, mask, inner = self.source.step(state.source)
+            values, mask, inner = self.source._step(state.source)
             return UnbatchedState(inner, values, mask, state.lane)
 
         state = jax.lax.cond(state.lane == 0, another, lambda state: state, state)
         at = state.lane
         value = jax.tree.map(lambda x: x[at], state.values)
-        lane = (at + 1) % jnp.int32(self.source.lanes[0])
+        lane = (at + 1) % jnp.int32(self.source.traits.lanes[0])
         return value, state.mask[at], UnbatchedState(state.source, state.values, state.mask, lane)

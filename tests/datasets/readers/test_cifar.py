@@ -20,11 +20,9 @@ from tests.datasets.files import (
 
 from cereal import DatasetError
 from cereal.datasets.readers.cifar import (
-    binary_archive,
-    binary_files,
     from_pickles,
     from_records,
-    pickled_archive,
+    reader,
 )
 
 IMAGES = random_images(6, 32, 32, 3)
@@ -84,9 +82,9 @@ def test_archives_and_files_are_read(tmp_path: Path) -> None:
     write_tar(pickled, {"d/batches.meta": b"(", "d/x": python2_batch(IMAGES, labels=LABELS)})
     loose.write_bytes(records(IMAGES, LABELS))
     for found in (
-        binary_archive({"test": ["d/x.bin"]}, ["label"])([binary], "test"),
-        pickled_archive({"test": ["d/x"]}, NAMES)([pickled], "test"),
-        binary_files(["label"])([loose], "test"),
+        reader(from_records, ["label"], {"test": ["d/x.bin"]})([binary], "test"),
+        reader(from_pickles, NAMES, {"test": ["d/x"]})([pickled], "test"),
+        reader(from_records, ["label"])([loose], "test"),
     ):
         np.testing.assert_array_equal(found["image"], IMAGES)
         np.testing.assert_array_equal(found["label"], LABELS)
@@ -164,10 +162,10 @@ def test_damage_names_the_archive_and_the_member(tmp_path: Path) -> None:
     path = tmp_path / "x.tar.gz"
     write_tar(path, {"d/x.bin": records(IMAGES, LABELS)[:-1], "d/x": b"cos\nsystem\n."})
     with pytest.raises(DatasetError, match=r"x\.tar\.gz/d/x\.bin has 18,437 bytes"):
-        binary_archive({"test": ["d/x.bin"]}, ["label"])([path], "test")
+        reader(from_records, ["label"], {"test": ["d/x.bin"]})([path], "test")
     with pytest.raises(
         DatasetError, match=r"x\.tar\.gz/d/x is a pickle that uses the name os\.sys"
     ):
-        pickled_archive({"test": ["d/x"]}, NAMES)([path], "test")
+        reader(from_pickles, NAMES, {"test": ["d/x"]})([path], "test")
     with pytest.raises(DatasetError, match=r"x\.tar\.gz has no member 'd/y'"):
-        binary_archive({"test": ["d/y"]}, ["label"])([path], "test")
+        reader(from_records, ["label"], {"test": ["d/y"]})([path], "test")

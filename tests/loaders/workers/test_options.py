@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from pathlib import Path
@@ -16,8 +15,9 @@ from tests.loaders.workers.reading import chunks, loader_of, numbers, workers
 
 import cereal
 from cereal import BatchTransform, DataLoader, HostMapTransform, MapTransform, MemmapSource
+from cereal.core.cpus import usable_cpus
 
-SOME = min(4, os.cpu_count() or 1)
+SOME = min(4, usable_cpus())
 
 
 def named(names: set[str]) -> Any:

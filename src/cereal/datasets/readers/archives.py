@@ -1,4 +1,4 @@
-"""Members of archives, read without unpacking: nothing is written, so nothing can go astray."""
+"""Members of archives, read without unpacking: no name in an archive can lead to a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def unzipped(data: bytes, path: Path) -> bytes:
         return data
     pieces = []
     try:
-        while data[:2] == _GZIP:  # in one piece: faster than by a file object
+        while data[:2] == _GZIP:  # all at once, which is faster than by a file object
             unpack = zlib.decompressobj(31)
             pieces.append(unpack.decompress(data))
             if not unpack.eof:
@@ -31,9 +31,17 @@ def unzipped(data: bytes, path: Path) -> bytes:
             raise zlib.error("other bytes follow")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
     except zlib.error as error:
-        raise DatasetError(
-            f"{path} is a damaged gzip file ({error}); delete it, so that it is fetched again."
-        ) from error
+        raise _damaged(path, "gzip file", error) from error
+
+
+def _damaged(path: Path, kind: str, error: Exception) -> DatasetError:
+    return DatasetError(
+        f"{path} is a damaged {kind} ({error}); delete it, so that it is fetched again."
+    )
+
+
+def _missing(path: Path, name: str) -> DatasetError:
+    return DatasetError(f"{path} has no member {name!r}; is it another archive?")
 
 
 def tar_members(path: Path, names: Sequence[str]) -> list[bytes]:
@@ -51,12 +59,10 @@ def tar_members(path: Path, names: Sequence[str]) -> list[bytes]:
                 if len(found) == len(names):
                     break
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise DatasetError(
-            f"{path} is a damaged archive ({error}); delete it, so that it is fetched again."
-        ) from error
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise DatasetError(f"{path} has no member {missing[0]!r}; is it another archive?")
+        raise _damaged(path, "archive", error) from error
+    for name in names:
+        if name not in found:
+            raise _missing(path, name)
     return [found[name] for name in names]
 
 
@@ -71,9 +77,7 @@ class ZipMembers:
             with zipfile.ZipFile(path) as archive:
                 infos = [info for info in archive.infolist() if not info.is_dir()]
         except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError) as error:
-            raise DatasetError(
-                f"{path} is a damaged archive ({error}); delete it, so that it is fetched again."
-            ) from error
+            raise _damaged(path, "archive", error) from error
         # Numbers, not objects: an archive may have hundreds of thousands of members.
         self._rows = {info.filename: row for row, info in enumerate(infos)}
         columns = ("header_offset", "compress_size", "compress_type", "CRC")
@@ -90,7 +94,7 @@ class ZipMembers:
     def read(self, name: str) -> bytes:
         """What a member holds."""
         if name not in self._rows:
-            raise DatasetError(f"{self.path} has no member {name!r}; is it another archive?")
+            raise _missing(self.path, name)
         offset, size, method, crc = map(int, self._where[self._rows[name]])
         try:
             with self.path.open("rb") as file:

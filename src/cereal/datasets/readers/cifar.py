@@ -6,14 +6,14 @@ pickled    {"data": uint8[n,3072], "labels": [...]}         read by `unpickled`,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...core.errors import DatasetError
-from ..record import Arrays
+from ..record import Arrays, Reader
 from .archives import tar_members
 from .unpickled import unpickled
 
@@ -30,7 +30,7 @@ def from_records(parts: Sequence[tuple[bytes, str]], labels: Sequence[str]) -> A
                 f"truncated, or no CIFAR file. Delete it, so that it is fetched again."
             )
         rows.append(np.frombuffer(data, np.uint8).reshape(-1, width))
-    table = np.concatenate(rows) if len(rows) > 1 else rows[0]
+    table = np.concatenate(rows)
     columns = {name: table[:, at].astype(np.int32) for at, name in enumerate(labels)}
     return _arranged(table[:, len(labels) :], columns)
 
@@ -80,35 +80,15 @@ def _arranged(pixels: np.ndarray, labels: Arrays) -> Arrays:
     }
 
 
-def binary_archive(members: dict[str, Sequence[str]], labels: Sequence[str]) -> Any:
-    """Reads a `.tar.gz` of binary records."""
+def reader(
+    parse: Callable[..., Arrays], labels: Any, members: dict[str, list[str]] | None = None
+) -> Reader:
+    """Reads records or pickles: by split, these members of a `.tar.gz`; else unpacked files."""
 
     def read(paths: Sequence[Path], split: str) -> Arrays:
-        names = members[split]
-        return from_records(_named(paths[0], names), labels)
+        if members is None:
+            return parse([(path.read_bytes(), str(path)) for path in paths], labels)
+        found = zip(tar_members(paths[0], members[split]), members[split], strict=True)
+        return parse([(data, f"{paths[0]}/{name}") for data, name in found], labels)
 
     return read
-
-
-def pickled_archive(members: dict[str, Sequence[str]], labels: dict[str, str]) -> Any:
-    """Reads a `.tar.gz` of pickled batches."""
-
-    def read(paths: Sequence[Path], split: str) -> Arrays:
-        return from_pickles(_named(paths[0], members[split]), labels)
-
-    return read
-
-
-def binary_files(labels: Sequence[str]) -> Any:
-    """Reads binary records that lie unpacked."""
-
-    def read(paths: Sequence[Path], split: str) -> Arrays:
-        del split
-        return from_records([(path.read_bytes(), str(path)) for path in paths], labels)
-
-    return read
-
-
-def _named(path: Path, names: Sequence[str]) -> list[tuple[bytes, str]]:
-    found = tar_members(path, names)
-    return [(data, f"{path}/{name}") for data, name in zip(found, names, strict=True)]

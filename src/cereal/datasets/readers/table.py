@@ -14,7 +14,7 @@ _MOST = float(np.finfo(np.float32).max)
 
 
 def read_column(path: Path, column: str) -> np.ndarray:
-    """The numbers of a column, as float32; each of them must be one."""
+    """The numbers of a column, as float32; a cell that is no finite number is an error."""
     import csv
 
     try:

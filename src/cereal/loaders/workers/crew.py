@@ -9,6 +9,7 @@ waiting.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import itertools
 import threading
 import time
@@ -16,7 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...core.reading import reading_as
+from ...core.reading import use_read_context
 
 _IDLE = 1.0
 _JOIN = 1.0
@@ -41,11 +42,10 @@ class Crew:
     # Called with the lock held
 
     def add(self, track: Any) -> None:
-        """A track to read for."""
         self._tracks.append(track)
 
     def wake(self, count: int = 1) -> None:
-        """There is work for so many."""
+        """Wakes threads that wait, or starts new ones, for so many jobs."""
         told = max(0, min(count, self._idle - self._told))
         self._work.notify(told)
         self._told += told
@@ -63,7 +63,7 @@ class Crew:
         self.wake(max(1, len(threads)))
 
     def relieve(self) -> None:
-        """All threads that are at something finish it and end; others take their place."""
+        """All threads finish what they are doing and end; new ones take their place."""
         self._threads.clear()
         self.wake(self.size)
 
@@ -88,12 +88,11 @@ class Crew:
                 self._threads -= hung
 
     def abandon(self) -> None:
-        """`close`, from the garbage collector: it may run while this very thread has the lock."""
+        """`close`, called by the garbage collector, perhaps in a thread that has the lock."""
         for track in list(self._tracks):
             track.abandon()
 
     def close(self) -> None:
-        """Ends all tracks."""
         with self.lock:
             tracks = list(self._tracks)
         for track in tracks:
@@ -138,7 +137,7 @@ class Crew:
     # Helping
 
     @property
-    def hands(self) -> int:
+    def helpers(self) -> int:
         """How many threads could work on one step now."""
         return 1 + max(0, self._idle - self._told) + max(0, self.size - len(self._threads))
 
@@ -146,16 +145,16 @@ class Crew:
         self,
         parts: Sequence[Any],
         run: Callable[[Any], Any],
-        make_reading: Callable[[], Any],
+        make_context: Callable[[], Any],
         job: Any = None,
     ) -> list[Any]:
         """`[run(part) for part in parts]`, with the help of threads that have nothing to do."""
-        if len(parts) < 2 or self.hands < 2:
+        if len(parts) < 2 or self.helpers < 2:
             return [run(part) for part in parts]
-        share = _Share(parts, run, make_reading, job)
+        share = _Share(parts, run, make_context, job)
         with self.lock:
             self._shares.append(share)
-            self.wake(min(len(parts) - 1, self.hands - 1))
+            self.wake(min(len(parts) - 1, self.helpers - 1))
         try:
             share.work()
         finally:
@@ -165,19 +164,17 @@ class Crew:
         return share.results()
 
 
+@dataclasses.dataclass(eq=False)
 class _Share:
     """Parts of one step, which several threads work on."""
 
-    def __init__(
-        self,
-        parts: Sequence[Any],
-        run: Callable[[Any], Any],
-        make_reading: Callable[[], Any],
-        job: Any,
-    ) -> None:
-        self.job = job
-        self._parts, self._run, self._make = parts, run, make_reading
-        self._found: list[Any] = [None] * len(parts)
+    parts: Sequence[Any]
+    run: Callable[[Any], Any]
+    make_context: Callable[[], Any]
+    job: Any
+
+    def __post_init__(self) -> None:
+        self._found: list[Any] = [None] * len(self.parts)
         self._failed: dict[int, BaseException] = {}
         self._next = itertools.count()
         self._done = threading.Semaphore(0)
@@ -185,24 +182,24 @@ class _Share:
 
     def work(self) -> None:
         """Does parts until there are no more."""
-        while (number := next(self._next)) < len(self._parts):
+        while (number := next(self._next)) < len(self.parts):
             try:
-                self._found[number] = self._run(self._parts[number])
+                self._found[number] = self.run(self.parts[number])
             except BaseException as error:
                 self._failed[number] = error
             self._done.release()
         self.left = False
 
     def help(self) -> None:
-        mine = self._make()
+        mine = self.make_context()
         try:
-            with reading_as(mine), mine.settings():
+            with use_read_context(mine), mine.settings():
                 self.work()
         finally:
             mine.finish()
 
     def results(self) -> list[Any]:
-        for _ in self._parts:
+        for _ in self.parts:
             self._done.acquire()
         if self._failed:
             raise self._failed[min(self._failed)]

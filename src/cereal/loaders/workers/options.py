@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numbers
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ...core.cpus import usable_cpus
 from ...core.errors import OptionWarning, PipelineError
-from ...core.numbers import as_whole
+from ...core.numbers import as_optional_count
 from ...core.positional import Positional
-from ...core.reading import OnError, raise_it, reading
+from ...core.reading import OnError, raise_it, read_context
 from ...core.spec import Spec
 
 _MOST_AHEAD_BYTES = 256 * 2**20
@@ -39,7 +39,7 @@ class Options(NamedTuple):
 
         def decide(error: Exception) -> Any:
             answer = None if ask is None else ask(error)
-            if answer is None and not reading().is_padding():
+            if answer is None and not read_context().is_padding():
                 count(error)
             return answer
 
@@ -47,9 +47,9 @@ class Options(NamedTuple):
 
     def warn_unused(self) -> None:
         """Says that nothing of this is used: no part of the pipeline is read by threads."""
-        said = {"workers": self.workers or None, "prefetch": self.prefetch or None}
-        said |= {"on_error": self.on_error if self.skips else None, "timeout": self.timeout}
-        said = {name: value for name, value in said.items() if value is not None}
+        said = {name: value for name, value in self._asdict().items() if value}
+        if not self.skips:
+            del said["on_error"]
         if said:
             listed = ", ".join(f"`{name}={value!r:.40}`" for name, value in said.items())
             warnings.warn(
@@ -69,30 +69,26 @@ class Options(NamedTuple):
         """
         if self.workers is not None:
             return self.workers
-        if not source.quick or self.timeout is not None:
-            return min(4, os.cpu_count() or 1)
+        if not source.traits.quick or self.timeout is not None:
+            return min(4, usable_cpus())
         return 1 if Spec(source.element_spec()).nbytes >= _LARGE else 0
 
     def ahead(self, source: Positional[Any], threads: int) -> int:
         """How many batches are read ahead."""
         if self.prefetch is not None:
             return self.prefetch
-        batch = source.plan.batch
-        if source.ahead:
-            return max(2, -(-source.ahead // batch))
+        batch = source._plan.batch
+        if source.traits.ahead:
+            return max(2, -(-source.traits.ahead // batch))
         size = Spec(source.element_spec()).nbytes
         return max(2, min(2 * threads, _MOST_AHEAD_BYTES // max(size, 1)))
 
 
 def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> Options:
     """The options of a DataLoader, or an error that says what they may be."""
-    for name, value in (("workers", workers), ("prefetch", prefetch)):
-        number = None if value is None else as_whole(value)
-        if value is not None and (number is None or number < 0):
-            raise PipelineError(
-                f"DataLoader: `{name}` must be an integer of at least 0, or None to leave it to "
-                f"the loader, got {value!r}."
-            )
+    hint = "None leaves it to the loader"
+    workers = as_optional_count(workers, "workers", "DataLoader", 0, hint=hint)
+    prefetch = as_optional_count(prefetch, "prefetch", "DataLoader", 0, hint=hint)
     if on_error not in ("raise", "skip") and (isinstance(on_error, str) or not callable(on_error)):
         raise PipelineError(
             f'DataLoader: `on_error` must be "raise", "skip" or a function of the error, got '
@@ -115,9 +111,4 @@ def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> O
                 "DataLoader: `timeout=` needs a worker, since the caller's own thread cannot be "
                 "left; pass `workers=1` or more."
             )
-    return Options(
-        None if workers is None else as_whole(workers),
-        None if prefetch is None else as_whole(prefetch),
-        on_error,
-        None if timeout is None else float(timeout),
-    )
+    return Options(workers, prefetch, on_error, None if timeout is None else float(timeout))

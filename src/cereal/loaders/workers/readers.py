@@ -1,7 +1,7 @@
-"""Who reads the host part of a loader: its options, its threads, its buffers.
+"""Who reads the part of a loader that Python runs: its options, its threads, its buffers.
 
-iterate, scan_epoch      a track of their own, closed when they end
-callbacks of programs    `serve`: a track for every walk through positions that they ask for
+iterate, scan_epoch      have a track of their own, which they close at their end
+callbacks of programs    `serve`: one track for each run of positions that follow each other
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import threading
 import weakref
 from collections import OrderedDict
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -18,13 +19,15 @@ import numpy as np
 from ...core.buffers import Buffers
 from ...core.execute import routed_rows
 from ...core.host_data import HostData
-from ...core.position import Remainder, starts
+from ...core.pipeline import run_by
+from ...core.position import Remainder
 from ...core.positional import Positional
-from ...core.reading import Reading, reading_as
+from ...core.reading import ReadContext, use_read_context
 from ...core.rows import Rows
 from ...core.settings import current_settings
-from ...core.state import make_words
+from ...core.source import Source
 from ...core.transfer import to_device, to_host
+from ..walk import Walk
 from .crew import Crew
 from .options import Options
 from .routes import Routes
@@ -37,16 +40,18 @@ _NOTHING = contextlib.nullcontext()
 
 
 class Readers(HostData):
-    """The reading of one loader."""
+    """All that reads for one loader."""
 
-    def __init__(self, source: Positional[Any], options: Options) -> None:
+    def __init__(self, source: Any, options: Options) -> None:
         super().__init__()
         self.source, self.options = source, options
         self.threads = options.threads(source)
         self.prefetch = options.ahead(source, self.threads)
         self.crew = Crew(max(1, self.threads))
-        if source.stream is not None:
-            source.stream.window = max(source.stream.window, 2 * self.prefetch * source.plan.batch)
+        if source._iterators is not None:
+            source._iterators.window = max(
+                source._iterators.window, 2 * self.prefetch * source._plan.batch
+            )
         self._buffers = Buffers(self.prefetch + self.threads + 4)
         self._lock = threading.Lock()
         self._skips = _Skips()
@@ -60,9 +65,16 @@ class Readers(HostData):
         """How many elements were left out because of errors."""
         return self._skips.count
 
+    def in_words(self) -> str:
+        """Who reads, as the drawing of a loader says it."""
+        if not self.threads:
+            return "read by the caller"
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"read by {threads}, {self.prefetch} batches ahead"
+
     def track(
         self,
-        source: Positional[Any],
+        source: Any,
         words: Any,
         total: int | None,
         *,
@@ -71,21 +83,21 @@ class Readers(HostData):
         prefetch: int | None = None,
     ) -> Track | InlineTrack:
         """The steps from a position on; who takes it closes it."""
+        source = without_readers(source)
         routes = Routes(
             source, words, remainder=remainder, steps_at_once=steps_at_once, total=total
         )
         if self.threads == 0:
-            fetch = source.fetch
-            return InlineTrack(fetch, routes, buffers=self._buffers, on_error=self._policy)
+            return InlineTrack(source._fetch_here, routes, ReadContext(self._policy, self._buffers))
         prefetch = self.prefetch if prefetch is None else prefetch
         return self.open_track(source, routes, prefetch=prefetch, total=total)
 
-    def open_track(self, source: Positional[Any], rows_of: Any, **options: Any) -> Track:
+    def open_track(self, source: Any, rows_of: Any, **options: Any) -> Track:
         """Steps whose rows are known, read by the crew."""
         return Track(
-            self.crew,
-            source.fetch,
-            rows_of,
+            crew=self.crew,
+            fetch=source._fetch_here,
+            rows_of=rows_of,
             buffers=self._buffers,
             on_error=self._policy,
             timeout=self.options.timeout,
@@ -99,19 +111,19 @@ class Readers(HostData):
             self._served.clear()
         self.crew.close()
 
-    def fetch_now(self, source: Positional[Any], rows: Rows, *, in_program: bool) -> Rows:
+    def fetch_now(self, source: Any, rows: Rows, *, in_program: bool) -> Rows:
         """Reads in the caller's thread."""
-        reading = Reading(self._policy, self._buffers, masked=in_program)
-        with reading_as(reading), jax.no_execution() if in_program else _NOTHING:
-            return source.fetch(rows)
+        context = ReadContext(self._policy, self._buffers, masked=in_program)
+        with use_read_context(context), jax.no_execution() if in_program else _NOTHING:
+            return source._fetch_here(rows)
 
     # Callbacks of compiled programs
 
     def serve(self, requests: list[tuple[Any, Rows]]) -> list[Rows]:
-        """The rows of these positions, fetched; those that follow are read ahead.
+        """The fetched rows of these positions; those that follow are read ahead.
 
-        A position may be asked for again, by rematerialisation or by another device, also while
-        it is being read: it is read once.
+        A position may be asked for several times, by rematerialisation or by other devices, even
+        while it is being read. It is read once.
         """
         asked = [self._ask(position, rows, len(requests)) for position, rows in requests]
         for answer, mine in asked:
@@ -122,8 +134,8 @@ class Readers(HostData):
     def _ask(self, position: Any, rows: Rows, at_once: int) -> tuple[_Answer, bool]:
         """The answer for a position, and whether it is ours to find."""
         words = None if position is None else position[0]
-        if position is not None and self.source.stream is not None:
-            self.source.stream.adopt(position[1])
+        if position is not None and self.source._iterators is not None:
+            self.source._iterators.adopt(position[1])
         key = (_bytes(words), _bytes(rows), current_settings().values)
         with self._lock:
             if key in self._served:
@@ -144,17 +156,16 @@ class Readers(HostData):
                 found = self._take(answer.walk, answer.step, answer.rows)
             if found is None:
                 found = self.fetch_now(self.source, answer.rows, in_program=True)
-            answer.set(found)
+            answer.walk = None
+            answer.set_result(found)
         except BaseException as error:
             with self._lock:
                 self._served.pop(answer.key, None)
-            answer.fail(error)
+            answer.set_exception(error)
 
     # Walks
 
-    def _walk(
-        self, kind: str, source: Positional[Any], words: Any, prefetch: int
-    ) -> tuple[_Walk, int, Any]:
+    def _walk(self, kind: str, source: Any, words: Any, prefetch: int) -> tuple[_Walk, int, Any]:
         """The walk that comes to this position next, or a new one; which of its steps that is, and
         the words after it. With the lock held."""
         leaves = tuple(id(leaf) for leaf in jax.tree.leaves(source)) if kind == "python" else ()
@@ -194,12 +205,12 @@ class Readers(HostData):
 
     # Calls of `next_batch` outside of programs
 
-    def next_rows(self, source: Positional[Any], words: Any) -> tuple[Rows, Any]:
-        """The rows of this position, fetched, and the words after it.
+    def next_rows(self, source: Any, words: Any) -> tuple[Rows, Any]:
+        """The fetched rows of this position, and the words of the position after it.
 
-        Who asks for positions one after the other is read ahead for, from the second on.
+        If the caller then asks for the position after it, the following ones are read ahead.
         """
-        words = to_host(words)
+        words, source = to_host(words), without_readers(source)
         with self._lock:
             walk, step, following = self._walk("python", source, words, self.prefetch)
         fetched = self._take(walk, step, None)
@@ -212,33 +223,30 @@ class Readers(HostData):
         return Readers, (self.source, self.options)
 
 
-class _Answer:
+def with_readers(source: Source[Any], options: Options) -> Source[Any]:
+    """The pipeline with readers of its own, if Python reads a part of it."""
+    if not isinstance(source, Positional) or not source.traits.host:
+        options.warn_unused()
+        return source
+    bare = without_readers(source)
+    return run_by(bare, Readers(bare, options), options.skips)
+
+
+def without_readers(source: Positional[Any]) -> Any:
+    """The pipeline as threads have it: they must not keep alive who would end them."""
+    return run_by(source, None) if getattr(source, "readers", source) is not None else source
+
+
+class _Answer(Future[Rows]):
     """What was, or will be, read for a position."""
 
     def __init__(self, key: Any, rows: Rows, walk: Any, step: int) -> None:
+        super().__init__()
         self.key, self.rows, self.walk, self.step = key, rows, walk, step
-        self._done = threading.Event()
-        self._found: Any = None
-        self._error: BaseException | None = None
-
-    def set(self, found: Rows) -> None:
-        self._found = found
-        self.walk = None
-        self._done.set()
-
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-        self._done.set()
-
-    def result(self) -> Rows:
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._found
 
 
 class _Skips:
-    """Counts elements that are left out; it does not hold the loader, as its threads hold it."""
+    """Counts elements that are left out. (Threads hold this, so it must not hold the loader.)"""
 
     def __init__(self) -> None:
         self.count = 0
@@ -257,14 +265,11 @@ class _Skips:
 class _Walk:
     """Positions that follow each other, as a program or a Python loop asks for them."""
 
-    def __init__(
-        self, source: Positional[Any], words: Any, prefetch: int, *, in_program: bool
-    ) -> None:
-        self._source, self._arithmetic = source, source.plan.arithmetic
-        self._words, self._asked, self._prefetch = np.asarray(words), 0, prefetch
-        self._in_program = in_program
+    def __init__(self, source: Any, words: Any, prefetch: int, *, in_program: bool) -> None:
+        self._source, self._steps = source, Walk.starting(source._plan, words)
+        self._asked, self._prefetch, self._in_program = 0, prefetch, in_program
         self._lock = threading.Lock()
-        self._routes = Routes(source, self._words, compiled=not in_program)
+        self._routes = Routes(source, np.asarray(words), compiled=not in_program)
         self._rows: dict[int, Any] = {}
         self._track: Any = None
         self._begun = 0  # steps that were read without a track
@@ -274,11 +279,8 @@ class _Walk:
 
     def following(self) -> tuple[int, np.ndarray]:
         """The step that is asked for now, and the words of the position after it."""
-        words = self._words
-        offset = (int(words[3]) << 32) | int(words[4])
         self._asked += 1
-        at = starts(np, int(words[2]), offset, self._asked, **self._arithmetic)
-        return self._asked - 1, make_words((int(words[0]), int(words[1])), int(at[0]), int(at[1]))
+        return self._asked - 1, self._steps.words_at(self._asked)
 
     def take(self, readers: Readers, step: int, rows: Rows | None) -> Rows | None:
         """A step's rows, fetched; None if another one was taken before it, or if they are not as

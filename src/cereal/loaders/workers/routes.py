@@ -35,8 +35,8 @@ class Routes:
         self._chunks = steps_at_once is not None  # several steps as one: [steps, *lanes]
         self._each = steps_at_once or 1
         self._remainder: Remainder | None = remainder
-        compiled = compiled and not source.plan.wide
-        lanes = source.plan.batch * self._each
+        compiled = compiled and not source._plan.wide
+        lanes = source._plan.batch * self._each
         most = _LANES if compiled else _LANES // 8
         self._size = max(1, most // lanes)
         if total is not None:  # of few sizes, since each is a program
@@ -64,9 +64,9 @@ class Routes:
         if self._compiled:
             with jax.default_device(self._device):
                 return routed_rows(self._source, self._words, steps, self._remainder)
-        plan = self._source.plan.ending(self._remainder)
+        plan = self._source._plan.ending(self._remainder)
         rows, words = plan.rows_for(to_host(self._words), steps)
-        return self._source.route(rows), words
+        return self._source._route(rows), words
 
 
 def _on_cpu(source: Any, words: Any) -> tuple[Any, Any, Any, bool]:

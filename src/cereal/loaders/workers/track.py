@@ -1,17 +1,18 @@
-"""One walk through a pipeline's steps, read ahead and handed out in order.
+"""The steps of one iteration, read ahead by threads and handed out in order.
 
     step          0    1    2    3    4    5
     taken         ----------|
     read ahead              | done busy busy |           at most `prefetch` of them
     not begun                                | ...
 
-A step is a function of its position, so any thread may read it, and again after an error. `take(k)`
-may be called again with the same k, after an error or an interrupt: a step is let go when the next
-one is taken.
+A step is a function of its position, so any thread may read it, and read it again after an error.
+`take(k)` may be called again with the same k, after an error or an interrupt: a step is kept until
+the next one is taken.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -21,7 +22,7 @@ from typing import Any
 
 from ...core.buffers import Buffers
 from ...core.errors import CerealError
-from ...core.reading import Failed, OnError, Reading, annotate, raise_it, reading_as
+from ...core.reading import Failed, OnError, ReadContext, annotate, raise_it, use_read_context
 from ...core.settings import Settings, current_settings
 from .crew import Crew
 
@@ -38,30 +39,30 @@ class TrackClosedError(CerealError, RuntimeError):
         super().__init__("this iterator was closed; make a new one with `iterate(state)`.")
 
 
-class WorkerReading(Reading):
-    """The reading of one thread for one step."""
+class WorkerReadContext(ReadContext):
+    """The context of one thread that reads for one step."""
 
     def __init__(self, track: Track, job: _Job) -> None:
         super().__init__(track.on_error, track.buffers, masked=track.masked)
-        self.doomed, self.decided = job.doomed, job.decided
+        self.known_to_hang, self.decided = job.known_to_hang, job.decided
         self.thread = threading.current_thread()
         self._track, self._job = track, job
-        job.readings.append(self)
+        job.contexts.append(self)
 
     def finish(self) -> None:
-        """This thread does something else from now on."""
-        if self in self._job.readings:
-            self._job.readings.remove(self)
+        """This thread no longer reads for the step."""
+        if self in self._job.contexts:
+            self._job.contexts.remove(self)
 
     def settings(self) -> Any:
         return self._track.settings(executes=self._track.executes)
 
     @property
-    def hands(self) -> int:
-        return self._track.crew.hands
+    def helpers(self) -> int:
+        return self._track.crew.helpers
 
     def spread(self, parts: Any, run: Callable[[Any], Any]) -> list[Any]:
-        make = lambda: WorkerReading(self._track, self._job)  # noqa: E731
+        make = lambda: WorkerReadContext(self._track, self._job)  # noqa: E731
         return self._track.crew.spread(parts, run, make, self._job)
 
 
@@ -74,50 +75,49 @@ class _Job:
         self.rows: Any = None if before is None else before.rows
         self.error: BaseException | None = None
         self.thread: Any = None
-        self.readings: list[WorkerReading] = []
+        self.contexts: list[WorkerReadContext] = []
         # Of the reading before, if this one is read again: elements that hang, and what was
         # decided about errors, which is neither asked nor counted twice.
-        self.doomed: dict[Any, Exception] = {} if before is None else dict(before.doomed)
+        self.known_to_hang: dict[Any, Exception] = (
+            {} if before is None else dict(before.known_to_hang)
+        )
         self.decided: dict[Any, Any] = {} if before is None else dict(before.decided)
 
     @property
     def waits(self) -> bool:
-        """Whether no thread is at it."""
+        """Whether no thread reads it yet."""
         return self.thread is None and not self.done
 
     def oldest(self) -> tuple[Failed | None, float]:
-        """The element that a thread is at for longest, and since when."""
+        """The element that a thread has been reading for longest, and since when."""
         found: tuple[Failed | None, float] = (None, time.monotonic())
-        for mine in list(self.readings):
+        for mine in list(self.contexts):
             place, since = mine.place(), mine.since
             if place is not None and since < found[1]:
                 found = (place, since)
         return found
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Track:
-    """Steps from a position on, read by a crew."""
+    """Steps from a position on, read by a crew: `fetch(rows_of(step))`."""
 
-    def __init__(
-        self,
-        crew: Crew,
-        fetch: Callable[[Any], Any],
-        rows_of: Callable[[int], Any],
-        *,
-        prefetch: int,
-        total: int | None = None,
-        buffers: Buffers,
-        on_error: OnError = raise_it,
-        timeout: float | None = None,
-        masked: bool = False,
-        executes: bool = True,
-    ) -> None:
-        self.crew, self.buffers, self.on_error = crew, buffers, on_error
-        self.masked, self.executes = masked or on_error is not raise_it, executes
+    crew: Crew
+    fetch: Callable[[Any], Any]
+    rows_of: Callable[[int], Any]
+    prefetch: int
+    buffers: Buffers
+    total: int | None = None
+    on_error: OnError = raise_it
+    timeout: float | None = None
+    masked: bool = False
+    executes: bool = True  # whether JAX may run something meanwhile
+
+    def __post_init__(self) -> None:
+        self.masked = self.masked or self.on_error is not raise_it
+        if self.timeout is not None:
+            self.timeout = min(self.timeout, threading.TIMEOUT_MAX / 2)
         self.settings: Settings = current_settings()
-        self._fetch, self._rows_of = fetch, rows_of
-        self._prefetch, self._total = prefetch, total
-        self._timeout = None if timeout is None else min(timeout, threading.TIMEOUT_MAX / 2)
         self._first = 0  # the first step that may still be taken
         self._begun = 0  # steps that a job was made for
         self._wanted = 0  # steps that may be begun
@@ -127,15 +127,14 @@ class Track:
         self._times: deque[float] = deque(maxlen=_WATCHED)
         self._inline = False
         self.closed = False
-        self._finished = threading.Condition(crew.lock)
-        with crew.lock:
-            crew.add(self)
+        self._finished = threading.Condition(self.crew.lock)
+        with self.crew.lock:
+            self.crew.add(self)
 
     # The consumer's side
 
     def start(self) -> None:
-        """Lets reading begin."""
-        self._want(self._first + self._prefetch)
+        self._want(self._first + self.prefetch)
 
     def ready(self, step: int) -> bool:
         """Whether this step can be taken without waiting."""
@@ -143,11 +142,11 @@ class Track:
         return job is not None and job.done and job.error is None
 
     def take(self, step: int) -> Any:
-        """A step's rows, fetched; or what reading them raised. Steps are taken in order."""
+        """The fetched rows of a step, or the error of reading them. Steps are taken in order."""
         self._let_go(step)
         if self._inline and self._claim_inline(step):
             return self._take_inline(step)
-        ahead = 0 if self._inline else self._prefetch
+        ahead = 0 if self._inline else self.prefetch
         self._want(max(step + 1, step + ahead))
         job = self._wait(step)
         if job.error is not None:
@@ -163,19 +162,18 @@ class Track:
 
     def _let_go(self, step: int) -> None:
         """Steps before this one have arrived."""
-        if step < self._first or (self._total is not None and step >= self._total):
+        if step < self._first or (self.total is not None and step >= self.total):
             raise CerealError(f"internal: step {step} is not among those to be taken")
         with self.crew.lock:
-            for number in [number for number in self._jobs if number < step]:
-                del self._jobs[number]
+            _drop_before(step, self._jobs)
             self._first = step
 
     def _want(self, end: int) -> None:
         """Steps before `end` may be read; their rows are found here, in the caller's thread."""
-        end = end if self._total is None else min(end, self._total)
+        end = end if self.total is None else min(end, self.total)
         for step in range(max(self._wanted, self._begun), end):
             if step not in self._rows:
-                self._rows[step] = self._rows_of(step)
+                self._rows[step] = self.rows_of(step)
         with self.crew.lock:
             if self.closed:
                 raise TrackClosedError
@@ -203,9 +201,9 @@ class Track:
                     said = True
                     log.warning("waiting for %s", _what(place, step, now - began))
                 left = None
-                if self._timeout is not None:
+                if self.timeout is not None:
                     hung = now - (began if place is None else max(began, since))
-                    left = self._timeout - hung
+                    left = self.timeout - hung
                     if left <= 0:
                         if job is not None and not job.waits:
                             self._give_up(job, place, hung)
@@ -213,7 +211,8 @@ class Track:
                             self.crew.relieve()
                         else:
                             raise TimeoutError(
-                                f"batch {step} was not begun in {hung:.1f} s (`timeout=`)"
+                                f"batch {step} was not begun in {hung:.1f} s (`timeout=`), since "
+                                f"all threads read other batches; raise `timeout` or `workers`"
                             )
                         began, relieved = time.monotonic(), job is None or job.waits
                         continue
@@ -222,7 +221,7 @@ class Track:
                 self._finished.wait(max(0.001, min(patience)) if patience else None)
 
     def _give_up(self, job: _Job, place: Failed | None, hung: float) -> None:
-        """The step hangs: its threads are left, and its element is an error."""
+        """The step hangs: its threads are left behind, and its element counts as an error."""
         error = TimeoutError(f"an element was not read in {hung:.1f} s (`timeout=`)")
         annotate(error, place)
         again = _Job(job.step, job)
@@ -231,10 +230,10 @@ class Track:
         if self.on_error is raise_it or place is None:
             again.done, again.error = True, error
         else:
-            again.doomed[place.stage, place.index, place.epoch] = error
+            again.known_to_hang[place.stage, place.index, place.epoch] = error
             self._rows[job.step] = job.rows
             self._retry.append(again)
-        self.crew.lose(job, {mine.thread for mine in list(job.readings)})
+        self.crew.lose(job, {mine.thread for mine in list(job.contexts)})
 
     # Reading in the caller's thread, as long as that is cheap
 
@@ -251,26 +250,25 @@ class Track:
     def _take_inline(self, step: int) -> Any:
         begin = time.perf_counter()
         if step not in self._rows:
-            self._rows[step] = self._rows_of(step)
-        mine = Reading(self.on_error, self.buffers, masked=self.masked)
-        with reading_as(mine), self.settings(executes=self.executes):
-            fetched = self._fetch(self._rows[step])
-        for number in [number for number in self._rows if number < step]:
-            del self._rows[number]
+            self._rows[step] = self.rows_of(step)
+        mine = ReadContext(self.on_error, self.buffers, masked=self.masked)
+        with use_read_context(mine), self.settings(executes=self.executes):
+            fetched = self.fetch(self._rows[step])
+        _drop_before(step, self._rows)
         self._times.append(time.perf_counter() - begin)
         self._inline = self._reads_cheaply(4)
         return fetched
 
     def _reads_cheaply(self, slack: int = 1) -> bool:
         times = self._times
-        if self._timeout is not None or len(times) < _WATCHED:
+        if self.timeout is not None or len(times) < _WATCHED:
             return False
         return sorted(times)[_WATCHED // 2] < _CHEAP * slack
 
     # The end
 
     def abandon(self) -> None:
-        """`close`, from the garbage collector: it may run while this very thread has the lock."""
+        """`close`, called by the garbage collector, perhaps in a thread that has the lock."""
         self.closed = True
         if self.crew.lock.acquire(blocking=False):
             self.crew.lock.release()
@@ -308,16 +306,16 @@ class Track:
     def _run(self, job: _Job) -> None:
         begin, rows, error = time.perf_counter(), job.rows, None
         try:
-            mine = WorkerReading(self, job)
-            with reading_as(mine), mine.settings():
-                rows = self._fetch(rows)
+            mine = WorkerReadContext(self, job)
+            with use_read_context(mine), mine.settings():
+                rows = self.fetch(rows)
         except BaseException as caught:
             error = caught
         took = time.perf_counter() - begin
         with self.crew.lock:
             if job.thread is None:  # it was given up
                 return
-            job.readings.clear()
+            job.contexts.clear()
             job.error, job.done = error, True
             job.rows = rows
             self._times.append(took)
@@ -325,36 +323,30 @@ class Track:
 
 
 class InlineTrack:
-    """The same without threads."""
+    """The same without threads: a step is read when it is taken."""
 
     def __init__(
-        self,
-        fetch: Callable[[Any], Any],
-        rows_of: Callable[[int], Any],
-        *,
-        buffers: Buffers,
-        on_error: OnError,
-        masked: bool = False,
+        self, fetch: Callable[[Any], Any], rows_of: Callable[[int], Any], context: ReadContext
     ) -> None:
-        self._fetch, self._rows_of = fetch, rows_of
-        self._reading = Reading(on_error, buffers, masked=masked)
+        self._fetch, self._rows_of, self._context = fetch, rows_of, context
 
-    def start(self) -> None:
-        pass
+    def take(self, step: int) -> Any:
+        with use_read_context(self._context):
+            return self._fetch(self._rows_of(step))
 
     def ready(self, step: int) -> bool:
         del step
         return False
 
-    def take(self, step: int) -> Any:
-        with reading_as(self._reading):
-            return self._fetch(self._rows_of(step))
-
-    def abandon(self) -> None:
+    def start(self) -> None:
         pass
 
-    def close(self) -> None:
-        pass
+    close = abandon = start
+
+
+def _drop_before(step: int, table: dict[int, Any]) -> None:
+    for number in [number for number in table if number < step]:
+        del table[number]
 
 
 def _what(place: Failed | None, step: int, waited: float) -> str:

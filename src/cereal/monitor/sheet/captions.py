@@ -66,16 +66,12 @@ def _words(values: Sequence[Any], names: Names | None) -> list[str]:
     """One text per value of a label; "": nothing to say."""
     arrays = [numeric(value) for value in values]
     there = [array for array in arrays if array is not None]
-    if there and all(array.ndim == 1 and array.size > 1 for array in there):
-        width = there[0].size
-        if any(array.size != width for array in there):
-            return ["" if array is None else _vector(array) for array in arrays]
-        return [
-            "" if array is None else _of_vector(array, _kind(np.stack(there)), names)
-            for array in arrays
-        ]
-    pairs = zip(values, arrays, strict=True)
-    return [_single(value, array, names) for value, array in pairs]
+    if not there or any(array.ndim != 1 or array.size <= 1 for array in there):
+        pairs = zip(values, arrays, strict=True)
+        return [_single(value, array, names) for value, array in pairs]
+    alike = len({array.size for array in there}) == 1
+    write = _largest if alike and _are_shares(np.stack(there)) else _vector
+    return ["" if array is None else write(array, names) for array in arrays]
 
 
 def _single(value: Any, array: np.ndarray | None, names: Names | None) -> str:
@@ -83,7 +79,7 @@ def _single(value: Any, array: np.ndarray | None, names: Names | None) -> str:
         return _text(value)
     if array.size == 1:
         return _scalar(array.reshape(()).item(), names)
-    return _vector(array) if array.ndim == 1 else ""
+    return _vector(array, None) if array.ndim == 1 else ""
 
 
 def _text(value: Any) -> str:
@@ -102,31 +98,22 @@ def _scalar(value: bool | int | float, names: Names | None) -> str:
     return str(value)
 
 
-def _kind(rows: np.ndarray) -> str:
-    """What the vectors of a label are."""
-    zeros_and_ones = ((rows == 0) | (rows == 1)).all()
-    if zeros_and_ones and (rows.sum(axis=1) == 1).all():
-        return "one-hot"
-    if rows.dtype.kind == "f" and (rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=1e-3):
-        return "parts"
-    return "vector"
+def _are_shares(rows: np.ndarray) -> bool:
+    """Whether each row is one-hot, or has the parts of a whole."""
+    total, tolerance = rows.sum(axis=1), 1e-3 if rows.dtype.kind == "f" else 0
+    return bool((rows >= 0).all() and np.allclose(total, 1, rtol=0, atol=tolerance))
 
 
-def _of_vector(row: np.ndarray, kind: str, names: Names | None) -> str:
-    if kind == "vector":
-        named = names is not None and len(names) == row.size
-        return _set_ones(row, names or ()) if named else _vector(row)
+def _largest(row: np.ndarray, names: Names | None) -> str:
     best = int(np.argmax(row))
     share = "" if row[best] > 0.995 else f" {row[best]:.0%}"
     return _scalar(best, names) + share
 
 
-def _set_ones(row: np.ndarray, names: Names) -> str:
-    """The names of what is set: above 0, since some write -1 for "not"."""
+def _vector(row: np.ndarray, names: Names | None) -> str:
+    """The names of what is above 0 (some write -1 for "not"); without names, a few numbers."""
+    if names is None or len(names) != row.size:
+        return ", ".join(_scalar(x, None) for x in row.tolist()) if row.size <= _SHORT else ""
     found = [str(name) for name, value in zip(names, row, strict=True) if value > 0]
     more = [f"+ {len(found) - _MOST_SET} more"] if len(found) > _MOST_SET else []
     return "\n".join([*found[:_MOST_SET], *more]) or "none"
-
-
-def _vector(row: np.ndarray) -> str:
-    return ", ".join(_scalar(value, None) for value in row.tolist()) if row.size <= _SHORT else ""

@@ -30,8 +30,8 @@ from .lettering import Lettering
 _MARGIN, _GAP = 14, 8
 _TITLE, _CAPTION, _NOTE = 15, 12, 11  # sizes of letters
 _INK, _GREY, _FRAME, _CROSS = (30, 30, 30), (125, 125, 125), (222, 222, 222), (105, 105, 105)
-_LEAST, _MOST = 72, 160  # sides between which images are brought
-_NARROWEST = 44  # a cell, so that a caption has room
+_LEAST, _MOST = 72, 160  # the longest side of an image is scaled into this range
+_NARROWEST = 44  # width of a cell, so that a caption has room
 _WIDEST_TITLE = 520
 _SHAPE = 1.4  # width by height of a sheet
 _MOST_PIXELS = 10**8
@@ -67,7 +67,7 @@ class ContactSheet:
 
 
 def checked_path(path: str | PathLike[str]) -> Path:
-    """A path that says PNG, or says nothing."""
+    """A path whose suffix is `.png`, or that has none."""
     target = as_path(path, "path", "a contact sheet")
     if target.suffix.lower() not in ("", ".png"):
         raise UsageError(
@@ -108,9 +108,8 @@ def contact_sheet(
     lines = [c.split("\n") if r else ["padding"] for c, r in zip(captions, real, strict=True)]
     sides = [None if image is None else _sides(image, scale) for image in images]
     room = _Room.for_cells(sides, max(map(len, lines)), columns, letters)
-    inside = room.grid
-    for text, size in ((title, _TITLE), (note, _NOTE)):
-        inside = max(inside, min(_WIDEST_TITLE, letters.width(text, size)))
+    widest = max(letters.width(title, _TITLE), letters.width(note, _NOTE))
+    inside = max(room.grid, min(_WIDEST_TITLE, widest))
     top = _MARGIN + (letters.height(_TITLE) + 6 if title else 0)
     bottom = top + room.height
     end = bottom + (letters.height(_NOTE) + 6 if note else 0)
@@ -120,8 +119,9 @@ def contact_sheet(
     letters.write(pen, note, (_MARGIN, bottom + 6), inside, _NOTE, _GREY)
     left = _MARGIN + (inside - room.grid) // 2
     for place, image in enumerate(images):
-        x, y = room.corner(place)
-        x, y, own = x + left, y + top, sides[place] or (room.wide, room.high)
+        row, column = divmod(place, room.across)
+        x, y = left + column * (room.wide + _GAP), top + row * (room.tall + _GAP)
+        own = sides[place] or (room.wide, room.high)
         spot = (x + (room.wide - own[0]) // 2, y + (room.high - own[1]) // 2)
         _paste(sheet, pen, image, own, spot, real[place])
         colour = _INK if real[place] else _GREY
@@ -165,25 +165,20 @@ class _Room:
 
     @property
     def grid(self) -> int:
-        """The width of a row."""
+        """The width of all columns."""
         return self.across * (self.wide + _GAP) - _GAP
 
     @property
     def height(self) -> int:
-        """Of all rows."""
+        """The height of all rows."""
         return self.down * (self.tall + _GAP) - _GAP
-
-    def corner(self, place: int) -> tuple[int, int]:
-        """Where a cell begins."""
-        row, column = divmod(place, self.across)
-        return column * (self.wide + _GAP), row * (self.tall + _GAP)
 
 
 def _sides(image: np.ndarray, scale: float | None) -> tuple[int, int]:
     """(width, height) on the sheet."""
     longest = max(image.shape[:2])
     if scale is None and longest < _LEAST:
-        scale = -(-_LEAST // longest)  # whole, so that all pixels are as large
+        scale = -(-_LEAST // longest)  # a whole number, so that all pixels have one size
     scale = min(1.0, _MOST / longest) if scale is None else scale
     return max(1, round(image.shape[1] * scale)), max(1, round(image.shape[0] * scale))
 
@@ -215,14 +210,12 @@ def _paste(
     else:
         picture = module.fromarray(np.ascontiguousarray(image))
         larger = sides[0] >= picture.width
-        how = module.Resampling.NEAREST if larger else module.Resampling.LANCZOS
-        picture = picture if picture.size == sides else picture.resize(sides, how)
+        picture = picture.resize(sides, module.NEAREST if larger else module.LANCZOS)
     if not real:
         picture = module.blend(picture, module.new("RGB", sides, "white"), 0.65)
     sheet.paste(picture, spot)
-    x, y = spot
-    pen.rectangle((x - 1, y - 1, x + sides[0], y + sides[1]), outline=_FRAME)
+    (x, y), (right, end) = spot, (spot[0] + sides[0], spot[1] + sides[1])
+    pen.rectangle((x - 1, y - 1, right, end), outline=_FRAME)
     if not real:
-        right, end = x + sides[0] - 1, y + sides[1] - 1
-        pen.line((x, y, right, end), _CROSS, 2)
-        pen.line((x, end, right, y), _CROSS, 2)
+        pen.line((x, y, right - 1, end - 1), _CROSS, 2)
+        pen.line((x, end - 1, right - 1, y), _CROSS, 2)

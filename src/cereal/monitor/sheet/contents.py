@@ -18,7 +18,7 @@ import numpy as np
 
 from ...core.errors import PipelineError
 from ...core.taken import is_leaf
-from .pixels import as_image, numeric
+from .pixels import IMAGE_SHAPES, as_image, numeric
 
 Columns = dict[str, list[Any]]
 _IMAGES = ("image", "img", "pixel", "picture", "photo")
@@ -53,11 +53,11 @@ def named_leaves(tree: Any, *, lists: bool = True) -> dict[str, Any]:
 
 def describe(columns: Columns) -> str:
     """`{image: uint8[28,28], label: int32[]}`, of the first values that are there."""
-    parts = [f"{name}: {_looks(values)}" for name, values in columns.items()]
-    return _looks(columns[""]) if list(columns) == [""] else "{" + ", ".join(parts) + "}"
+    parts = [f"{name}: {_describe_values(values)}" for name, values in columns.items()]
+    return _describe_values(columns[""]) if list(columns) == [""] else "{" + ", ".join(parts) + "}"
 
 
-def _looks(values: Sequence[Any]) -> str:
+def _describe_values(values: Sequence[Any]) -> str:
     first = _first(values)
     array = numeric(first)
     if isinstance(first, np.ndarray | jax.Array):
@@ -76,7 +76,7 @@ def _first(values: Sequence[Any]) -> Any:
 def find_contents(
     columns: Columns, *, image_key: Any, series_key: Any, label_key: Any, owner: str
 ) -> Contents:
-    """The parts that the keys name, or that look as if they were meant; `owner` is for errors."""
+    """The parts that the keys name, else those that look like images, series and labels."""
     has = f"the elements of {owner} are {describe(columns)}"
     arrays = {name: numeric(_first(values)) for name, values in columns.items()}
     image: str | None = None
@@ -87,8 +87,13 @@ def find_contents(
         image = _named(columns, image_key, "image_key", has)
         _check_image(image, arrays[image], has)
     elif series_key is not None:
-        series = [_named(columns, key, "series_key", has) for key in _listed(series_key)]
-        _check_series(series, arrays, has)
+        series = [_named(columns, key, "series_key", has) for key in _as_list(series_key)]
+        for name in series:
+            array = arrays[name]
+            if array is None or array.ndim > 2 or array.size == 0:
+                raise PipelineError(
+                    f"preview: {name!r} is no series, which is [T] or [T, features]: {has}."
+                )
     else:
         image = _find_image(arrays, has)
         series = [] if image is not None else _find_series(arrays)
@@ -97,15 +102,15 @@ def find_contents(
             f"preview: there is no image to draw: {has}. An image is [H, W] or [H, W, channels]; "
             f'name it with `image_key="..."`, or a series with `series_key="..."`.'
         )
-    drawn = series if image is None else [image]
     if label_key is None:
+        drawn = [*series, image]
         labels = _find_labels({name: x for name, x in columns.items() if name not in drawn})
     else:
-        labels = [_named(columns, key, "label_key", has) for key in _listed(label_key)]
+        labels = [_named(columns, key, "label_key", has) for key in _as_list(label_key)]
     return Contents(image, series, labels)
 
 
-def _listed(key: Any) -> list[Any]:
+def _as_list(key: Any) -> list[Any]:
     return list(key) if isinstance(key, list | tuple) else [key]
 
 
@@ -122,27 +127,16 @@ def _check_image(name: str, array: np.ndarray | None, has: str) -> None:
     if array is not None and as_image(array) is not None:
         return
     shape = "no array" if array is None else f"of shape {list(array.shape)}"
-    flat = array is not None and array.ndim == 1
-    fix = "reshape it to [H, W]" if flat else "make it [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]"
-    also = f", or draw it as a series: `series_key={name!r}`" if flat else ""
-    why = ", which is no square" if flat else ""
-    raise PipelineError(
-        f"preview: {name!r} is {shape}{why}, and no image: {has}; {fix} in a MapTransform{also}."
-    )
-
-
-def _check_series(names: list[str], arrays: Mapping[str, np.ndarray | None], has: str) -> None:
-    for name in names:
-        array = arrays[name]
-        if array is None or array.ndim > 2 or array.size == 0:
-            raise PipelineError(
-                f"preview: {name!r} is no series, which is [T] or [T, features]: {has}."
-            )
+    fix = f"make it {IMAGE_SHAPES} in a MapTransform"
+    if array is not None and array.ndim == 1:
+        shape = f"{shape}, which is no square"
+        fix = f"reshape it to [H, W] in a MapTransform, or draw it as `series_key={name!r}`"
+    raise PipelineError(f"preview: {name!r} is {shape}, and no image: {has}; {fix}.")
 
 
 def _find_image(arrays: Mapping[str, np.ndarray | None], has: str) -> str | None:
     """The part that is called image, or the first that has its shape."""
-    called = [name for name in arrays if _called(name, _IMAGES)]
+    called = [name for name in arrays if _name_has(name, _IMAGES)]
     called.sort(key=lambda name: name.rpartition(".")[2] != "image")
     for name in called:
         array = arrays[name]
@@ -155,7 +149,7 @@ def _find_image(arrays: Mapping[str, np.ndarray | None], has: str) -> str | None
     for name, array in arrays.items():
         if array is None or array.ndim < 2 or as_image(array) is None:
             continue
-        if array.ndim == 3 or (min(array.shape) > _WIDE and not _called(name, _SERIES)):
+        if array.ndim == 3 or (min(array.shape) > _WIDE and not _name_has(name, _SERIES)):
             return name
     return None
 
@@ -170,11 +164,11 @@ def _find_series(arrays: Mapping[str, np.ndarray | None]) -> list[str]:
     if "context" in found:
         return ["context", *(name for name in found if name == "target")]
     long = [name for name in found if len(arrays[name]) > 1]  # type: ignore[arg-type]
-    long.sort(key=lambda name: not _called(name, _SERIES))
+    long.sort(key=lambda name: not _name_has(name, _SERIES))
     return long[:1]
 
 
-def _called(name: str, words: Sequence[str]) -> bool:
+def _name_has(name: str, words: Sequence[str]) -> bool:
     return any(word in name.lower() for word in words)
 
 

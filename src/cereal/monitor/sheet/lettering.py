@@ -7,7 +7,7 @@ import unicodedata
 from bisect import bisect_left
 from typing import Any
 
-_LONGEST = 300  # letters that are looked at
+_LONGEST = 300  # letters; the rest of a text is cut off
 
 
 class Lettering:
@@ -36,7 +36,7 @@ class Lettering:
         return math.ceil(self._font(size).getlength(self._plain(text, size)))
 
     def _plain(self, text: str, size: int) -> str:
-        """One line of letters that the font has: accents are left away."""
+        """One line of letters that the font has, without accents."""
         text = " ".join(text[:_LONGEST].split())
         letters = unicodedata.normalize("NFD", text)
         text = "".join(letter for letter in letters if not unicodedata.combining(letter))

@@ -15,10 +15,11 @@ from .contact_sheet import pillow
 from .pixels import extremes, number
 
 _WIDE, _HIGH = 144, 72
-_FINE = 4  # drawn so many times larger and shrunk, which makes lines smooth
+_FINE = 4  # plots are drawn so many times larger and shrunk, which makes lines smooth
 _COLOURS = [(38, 102, 176), (46, 139, 87), (130, 80, 170), (110, 110, 110), (20, 150, 160)]
 _AFTER = (225, 110, 20)
 _MOST_FEATURES = len(_COLOURS)
+_ROOM = 0.08  # of the height, left free above and below
 
 
 def line_plots(
@@ -46,28 +47,25 @@ def _as_columns(part: np.ndarray) -> np.ndarray:
 
 
 def _plot(parts: list[np.ndarray], least: float, most: float, size: tuple[int, int]) -> np.ndarray:
-    image, draw = pillow().Image, pillow().ImageDraw
+    image = pillow().Image
     width, height = (max(1, side) * _FINE for side in size)
     canvas = image.new("RGB", (width, height), "white")
-    pen = draw.Draw(canvas)
+    pen = pillow().ImageDraw.Draw(canvas)
     length = sum(len(part) for part in parts)
-    room = 0.08
+    # In halves, since the distance of two floats may be more than a float can hold.
     span = most / 2 - least / 2
-    before: np.ndarray | None = None
-    at = 0
+    before, start = np.empty((0, 0)), 0
     for turn, part in enumerate(parts):
-        joined = part
-        if before is not None and before.shape[1] == part.shape[1]:
-            joined = np.concatenate([before[-1:], part])
-        start = at - (len(joined) - len(part))
-        x = (start + np.arange(len(joined)) + 0.5) / length
+        joined = np.concatenate([before[-1:], part]) if before.shape[1] == part.shape[1] else part
+        start += len(part)
+        x = (start - len(joined) + np.arange(len(joined)) + 0.5) / length
         y = (joined / 2 - least / 2) / span if span else np.where(np.isfinite(joined), 0.5, joined)
         for feature in range(min(part.shape[1], _MOST_FEATURES)):
             colour = _COLOURS[feature] if turn == 0 else _AFTER
-            points = np.stack([x, 1 - room - (1 - 2 * room) * y[:, feature]], axis=1)
+            points = np.stack([x, 1 - _ROOM - (1 - 2 * _ROOM) * y[:, feature]], axis=1)
             _line(pen, points * (width, height), colour)
-        before, at = part, at + len(part)
-    return np.asarray(canvas.resize(size, image.Resampling.BOX))
+        before = part
+    return np.asarray(canvas.resize(size, image.BOX))
 
 
 def _line(pen: object, points: np.ndarray, colour: tuple[int, int, int]) -> None:

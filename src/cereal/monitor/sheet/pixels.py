@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 RED = (230, 0, 60)
-_NEARLY = 1e-3  # how far floats may leave 0 to 1: resizing and narrow dtypes round
+IMAGE_SHAPES = "[H, W], [H, W, 1], [H, W, 3] or [H, W, 4]"
+_NEARLY = 1e-3  # how far floats may lie outside of 0 to 1: resizing and narrow dtypes round
 
 
 def numeric(leaf: Any) -> np.ndarray | None:
@@ -24,25 +25,17 @@ def numeric(leaf: Any) -> np.ndarray | None:
     if leaf is None or isinstance(leaf, str | bytes | dict):
         return None
     if hasattr(leaf, "getbands") and leaf.mode not in ("1", "L", "RGB", "RGBA", "F", "I", "I;16"):
-        leaf = leaf.convert("RGBA" if "A" in leaf.getbands() or _transparent(leaf) else "RGB")
+        transparent = "A" in leaf.getbands() or "transparency" in leaf.info
+        leaf = leaf.convert("RGBA" if transparent else "RGB")
     try:
         array = np.asarray(leaf)
     except (ValueError, TypeError, RuntimeError):  # ragged lists, random keys, tensors with grads
         return None
     if array.dtype.kind in "biuf":
         return array
-    return array.astype(np.float32) if _is_narrow(array.dtype) else None
-
-
-def _transparent(picture: Any) -> bool:
-    return "transparency" in picture.info
-
-
-def _is_narrow(dtype: np.dtype[Any]) -> bool:
-    """Whether this is a type that NumPy does not know: bfloat16, float8, int4."""
-    if dtype.kind != "V":
-        return False
-    return bool(jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer))
+    # Types that NumPy does not know: bfloat16, float8, int4.
+    narrow = array.dtype.kind == "V" and jnp.issubdtype(array.dtype, jnp.number)
+    return array.astype(np.float32) if narrow else None
 
 
 def as_image(array: np.ndarray) -> np.ndarray | None:
@@ -117,7 +110,7 @@ def extremes(arrays: Sequence[np.ndarray]) -> tuple[float, float, int]:
 
 
 def number(value: float) -> str:
-    """In few digits, whole ones in full."""
+    """In few digits; whole numbers below a million in full."""
     return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.3g}"
 
 

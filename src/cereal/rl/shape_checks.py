@@ -1,7 +1,10 @@
-"""What an environment and a policy promise, asked when the pipeline is built.
+"""Checks of an environment and a policy when a pipeline is built, by shapes and dtypes alone.
 
-Everything is known from shapes and dtypes, without a step being made: what `reset` gives, what the
-policy makes of it, what `step` makes of that, and whether `step` gives back what `reset` gave.
+    reset  ->  observation, state
+    policy(observation, policy state)  ->  action, policy state      of the same shapes as before
+    step(state, action)  ->  observation, state                      of the same shapes as `reset`'s
+
+No step is made for it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core.errors import CerealError, PipelineError
+from ..core.errors import CerealError, PipelineError, in_one_line
+from ..core.inner_functions import inner_programs
 from ..core.spec import Spec, format_spec, is_array_like
 from .environment import Step
 
@@ -19,14 +23,13 @@ _MANY_OPERATIONS = 800
 
 
 def shapes_of(what: str, fn: Any, *args: Any) -> Any:
-    """What a user's function gives, as shapes and dtypes."""
+    """The shapes and dtypes of what a user's function returns."""
     try:
         return jax.eval_shape(lambda *args: jax.tree.map(_as_array, fn(*args)), *args)
     except CerealError:
         raise
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        raise PipelineError(f"{what} failed: {type(error).__name__}: {first}") from error
+        raise PipelineError(f"{what} failed: {in_one_line(error)}") from error
 
 
 def _as_array(leaf: Any) -> Any:
@@ -37,8 +40,8 @@ def _as_array(leaf: Any) -> Any:
     return jnp.asarray(leaf)
 
 
-def name_of(env: Any) -> str:
-    """What an environment is called: its own name, if it has one."""
+def environment_name(env: Any) -> str:
+    """The environment's own name, if it has one, else that of its class."""
     return getattr(env, "name", type(env).__name__)
 
 
@@ -47,9 +50,9 @@ def key_shape() -> Any:
     return jax.eval_shape(lambda: jax.random.key(0))
 
 
-def first_of(env: Any, owner: str) -> tuple[Any, Any]:
+def reset_shapes(env: Any, owner: str) -> tuple[Any, Any]:
     """The shapes of the first observation and of the environment's state."""
-    name = f"{owner}: {name_of(env)}.reset"
+    name = f"{owner}: {environment_name(env)}.reset"
 
     def reset(key: Any) -> Any:
         made = env.reset(key)
@@ -63,8 +66,8 @@ def first_of(env: Any, owner: str) -> tuple[Any, Any]:
     return shapes_of(name, reset, key_shape())
 
 
-def acted(policy: Any, observation: Any, policy_state: Any, env: Any, owner: str) -> Any:
-    """The shape of an action, after checking what else the policy gives for one environment."""
+def action_shape(policy: Any, observation: Any, policy_state: Any, env: Any, owner: str) -> Any:
+    """The shape of an action for one environment, after a check of all that the policy returns."""
     new, key = jax.ShapeDtypeStruct((), jnp.bool_), key_shape()
     what = f"{owner}: `policy_step_fn` {policy.name}"
 
@@ -80,7 +83,7 @@ def acted(policy: Any, observation: Any, policy_state: Any, env: Any, owner: str
 
     on = f"{what}, called with {format_spec(observation)} and {format_spec(policy_state)},"
     action, after, *_ = shapes_of(on, act, observation, policy_state, new, key)
-    difference = differing(policy_state, after)
+    difference = difference_of(policy_state, after)
     if difference:
         raise PipelineError(
             f"{what} returns another policy state than it gets: {difference}. Return "
@@ -90,30 +93,28 @@ def acted(policy: Any, observation: Any, policy_state: Any, env: Any, owner: str
     return action
 
 
-def heeds_new_episode(policy: Any, observation: Any, policy_state: Any) -> bool:
-    """Whether the policy looks at `new_episode` at all."""
+def uses_new_episode(policy: Any, observation: Any, policy_state: Any) -> bool:
+    """Whether the policy uses `new_episode` at all."""
     new, key = jax.ShapeDtypeStruct((), jnp.bool_), key_shape()
     traced = jax.make_jaxpr(policy)(observation, policy_state, new, key).jaxpr
-    place = len(jax.tree.leaves((observation, policy_state)))
-    flag = traced.invars[place]
+    flag = traced.invars[len(jax.tree.leaves((observation, policy_state)))]
     used = [var for equation in traced.eqns for var in equation.invars]
     return any(var is flag for var in (*used, *traced.outvars))
 
 
-def resets_for_long(env: Any) -> bool:
-    """Whether a reset is much to compute: gymnax's and Jumanji's are 30 to 500 operations, those
-    of physics and of worlds that are made, 1,200 and more."""
+def has_long_reset(env: Any) -> bool:
+    """Whether a reset takes long: gymnax's and Jumanji's have 30 to 500 operations; those that
+    simulate physics or make a world have 1,200 and more.
+
+    The bet: many operations take long. It decides about speed only: whether a GPU is asked before
+    each reset if any episode has ended. `tests/rl/test_shape_checks.py` fails first.
+    """
     return _operations(jax.make_jaxpr(env.reset)(key_shape()).jaxpr) > _MANY_OPERATIONS
 
 
 def _operations(program: Any) -> int:
-    inside = (
-        getattr(part, "jaxpr", part)
-        for equation in program.eqns
-        for value in equation.params.values()
-        for part in (value if isinstance(value, tuple | list) else (value,))
-    )
-    return len(program.eqns) + sum(_operations(p) for p in inside if hasattr(p, "eqns"))
+    inside = (inner for equation in program.eqns for inner in inner_programs(equation))
+    return len(program.eqns) + sum(map(_operations, inside))
 
 
 def _check_action(action: Any, env: Any, what: str) -> None:
@@ -124,13 +125,11 @@ def _check_action(action: Any, env: Any, what: str) -> None:
     pairs = zip(jax.tree.leaves(action), jax.tree.leaves(wanted), strict=True) if same else ()
     if same and all(a.shape == w.shape and _kind(a) == _kind(w) for a, w in pairs):
         return
-    hint = ""
+    hint = " Cast or reshape it in the policy." if same else ""
     if same and _kind(wanted) == "integer":
         hint = " Return the number of an action: `jax.random.categorical(key, logits)`, or cast it."
-    elif same:
-        hint = " Cast or reshape it in the policy."
     raise PipelineError(
-        f"{what} returns the action {format_spec(action)}, but {name_of(env)} takes "
+        f"{what} returns the action {format_spec(action)}, but {environment_name(env)} takes "
         f"{format_spec(wanted)}.{hint}"
     )
 
@@ -138,15 +137,14 @@ def _check_action(action: Any, env: Any, what: str) -> None:
 def _kind(leaf: Any) -> str:
     if not hasattr(leaf, "dtype"):
         return "tree"
-    for name in ("bool", "integer", "floating"):
-        if jnp.issubdtype(leaf.dtype, {"bool": jnp.bool_}.get(name) or getattr(jnp, name)):
-            return name
-    return str(leaf.dtype)
+    kinds = ("bool_", "integer", "floating")
+    found = (kind for kind in kinds if jnp.issubdtype(leaf.dtype, getattr(jnp, kind)))
+    return next(found, str(leaf.dtype))
 
 
-def stepped(env: Any, observation: Any, state: Any, action: Any, owner: str) -> Step:
-    """The shapes of what a step gives, after checking that a step can follow it."""
-    name = f"{name_of(env)}.step"
+def step_shapes(env: Any, observation: Any, state: Any, action: Any, owner: str) -> Step:
+    """The shapes of what a step gives, after a check that another step can follow."""
+    name = f"{environment_name(env)}.step"
 
     def step(key: Any, state: Any, action: Any) -> Any:
         made = env.step(key, state, action)
@@ -169,24 +167,24 @@ def stepped(env: Any, observation: Any, state: Any, action: Any, owner: str) -> 
         flag = getattr(made, part)
         if flag is not None and getattr(flag, "shape", None) != ():
             raise PipelineError(
-                f"{owner}: {name} gives `{part}` as {format_spec(flag)}; it must be one yes or no "
-                f"per environment."
+                f"{owner}: {name} gives `{part}` as {format_spec(flag)}; it must be one True or "
+                f"False per environment."
             )
     return made
 
 
 def check_alike(env: Any, part: str, first: Any, after: Any, owner: str) -> None:
     """What `reset` gives and what `step` gives must be of one kind."""
-    difference = differing(first, after, "reset gives", "step gives")
+    difference = difference_of(first, after, "reset gives", "step gives")
     if difference:
         raise PipelineError(
-            f"{owner}: the {part} of {name_of(env)} is not the same after `reset` and after "
-            f"`step`: {difference}. A loop needs one dtype and shape: cast in one of them, for "
-            f"example with `.astype(jnp.float32)`."
+            f"{owner}: the {part} of {environment_name(env)} is not the same after `reset` and "
+            f"after `step`: {difference}. A loop needs one dtype and shape: cast in one of them, "
+            f"for example with `.astype(jnp.float32)`."
         )
 
 
-def differing(one: Any, other: Any, first: str = "it gets", second: str = "it returns") -> str:
+def difference_of(one: Any, other: Any, first: str = "it gets", second: str = "it returns") -> str:
     """Where two trees of shapes differ first, in words; empty if they do not."""
     if Spec(one) == Spec(other):
         return ""

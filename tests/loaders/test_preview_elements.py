@@ -11,7 +11,7 @@ import pytest
 
 import cereal
 from cereal import BatchTransform, DataLoader, PipelineError, StateError, UsageError
-from cereal.loaders.some_elements import Some, some_elements
+from cereal.loaders.preview_elements import PreviewElements, preview_elements
 
 N = 10
 DATA = {"image": np.arange(N * 4, dtype=np.uint8).reshape(N, 2, 2), "label": np.arange(N)}
@@ -19,11 +19,11 @@ DATA = {"image": np.arange(N * 4, dtype=np.uint8).reshape(N, 2, 2), "label": np.
 
 def some(
     data: Any, count: int | None = None, state: Any = None, key: Any = None, step: Any = None
-) -> Some:
-    return some_elements(data, count, state, key, step)
+) -> PreviewElements:
+    return preview_elements(data, count, state, key, step)
 
 
-def labels(found: Some) -> list[int]:
+def labels(found: PreviewElements) -> list[int]:
     for image, label in zip(found.columns["image"], found.columns["label"], strict=True):
         np.testing.assert_array_equal(image, DATA["image"][label])
     return [int(label) for label in found.columns["label"]]

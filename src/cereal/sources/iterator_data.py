@@ -1,11 +1,11 @@
-"""Iterators, asked by position.
+"""Iterators, read by position.
 
     positions asked for    0..3      8..11     4..7        by workers, in any order
-    the iterator gives     0 1 2 3   4 5 6 7 8 9 10 11     4..7 are held until they are asked for
+    the iterator gives     0 1 2 3   4 5 6 7 8 9 10 11     4..7 are kept until they are asked for
 
-Whoever asks for a position beyond where an iterator stands reads up to it, and holds what others
-will ask for. Who asks for one that has passed gets an iterator that is set back: by its own state,
-or by a new one that skips.
+To reach a position ahead, the iterator is read up to it, and the elements between are kept for
+those who will ask for them. For a position that has passed, an iterator is set back by its own
+saved state, or a new one is made that skips elements.
 """
 
 from __future__ import annotations
@@ -17,48 +17,50 @@ import logging
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from ..core.errors import PipelineError
+from ..core.errors import PipelineError, in_one_line
+from ..core.function import function_name
 from ..core.reading import SKIPPED, Failed, annotate, at_element
 from ..core.rows import Rows
-from ..core.taken import Taken
+from ..core.taken import ElementBatch
 from ..core.transfer import to_device, to_host
 from .bookmark import BOOKMARK_BYTES, Bookmark, Run, packed, unpacked
 from .by_element import ElementData
 
 _MOST_ITERATORS = 4
 _MOST_BOOKMARKS = 512
+_STATE_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 log = logging.getLogger("cereal")
-_STATES = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
 
-class _Live:
-    """An iterator on its way."""
+class _OpenIterator:
+    """An iterator, and how many elements it has given."""
 
-    def __init__(self, made: Any, run: Run, shared: bool = False) -> None:
+    def __init__(self, made: Any, run: Run, shared: bool) -> None:
         self.made, self.run, self.position = made, run, 0
-        own = (pair for pair in _STATES if all(hasattr(made, n) for n in pair))
-        self.own = None if shared else next(own, None)  # a shared one's state is all epochs'
+        own = (pair for pair in _STATE_METHODS if all(hasattr(made, name) for name in pair))
+        # If one object serves all epochs, so does its state, which is then of no use.
+        self.methods = None if shared else next(own, None)
         self.iterator: Any = None
 
-    # Copies, since the iterator may go on writing into what it gives or gets.
+    # States are copied, since the iterator may go on writing into what it gives or gets.
 
     def set(self, bookmark: Bookmark) -> None:
-        assert self.own is not None
-        getattr(self.made, self.own[1])(copy.deepcopy(bookmark.state))
+        assert self.methods is not None
+        getattr(self.made, self.methods[1])(copy.deepcopy(bookmark.state))
         self.position = bookmark.position
 
     def get(self) -> Bookmark:
-        assert self.own is not None
-        state = copy.deepcopy(getattr(self.made, self.own[0])())
+        assert self.methods is not None
+        state = copy.deepcopy(getattr(self.made, self.methods[0])())
         return Bookmark(self.run, self.position, state)
 
     def next(self) -> Any:
-        """The next element; if it raises, the position is behind the element that raised."""
+        """The next element; an element that raises counts as given."""
         if self.iterator is None:
             self.iterator = iter(self.made)
         try:
@@ -68,20 +70,21 @@ class _Live:
         except Exception as error:
             if inspect.isgenerator(self.iterator):
                 error.add_note("cereal: a generator cannot go on after an error.")
-                raise _Dead(self.run.epoch, self.position) from error
+                raise _BrokenIterator(self.run.epoch, self.position) from error
             self.position += 1
             raise
         self.position += 1
         return value
 
     def skip_to(self, position: int) -> None:
-        while self.position < position:
-            try:
-                self.next()
-            except StopIteration:
-                return
-            except Exception:  # of an element that nobody asked for
-                continue
+        with contextlib.suppress(StopIteration):
+            while self.position < position:
+                try:
+                    self.next()
+                except StopIteration:
+                    raise
+                except Exception:  # of an element that nobody asked for
+                    continue
 
     def close(self) -> None:
         for each in (self.iterator, self.made):
@@ -89,7 +92,13 @@ class _Live:
                 each.close()
 
 
-class StreamData(ElementData):
+def _latest(found: Iterable[Any], run: Run, position: int) -> Any:
+    """Of iterators or bookmarks: the nearest at or before a position of a run, or None."""
+    before = [each for each in found if each.run == run and each.position <= position]
+    return max(before, key=lambda each: each.position, default=None)
+
+
+class IteratorData(ElementData):
     """What an iterable source reads."""
 
     def __init__(self, make: Any, length: int | None, given: int) -> None:
@@ -98,9 +107,9 @@ class StreamData(ElementData):
         self._given = given  # arguments of `make`: none, the epoch, the epoch and the key
         self.window = 1 << 10  # how far apart positions are that are asked for at one time
         self._lock = threading.RLock()
-        self._live: list[_Live] = []  # the latest used last
+        self._open: list[_OpenIterator] = []  # the latest used last
         self._made: Any = lambda: None  # the iterator that was made last
-        self._held: OrderedDict[tuple[Run, int], Any] = OrderedDict()
+        self._kept: OrderedDict[tuple[Run, int], Any] = OrderedDict()
         self._ends: dict[Run, int] = {}
         self._marks: deque[Bookmark] = deque(maxlen=_MOST_BOOKMARKS)
         self._warned = self._peeking = False
@@ -110,29 +119,27 @@ class StreamData(ElementData):
 
     @property
     def name(self) -> str:
-        inner = getattr(self.make, "func", self.make)
-        return getattr(inner, "__name__", type(inner).__name__)
+        return function_name(self.make)
 
     def first(self, label: str) -> Any:
-        """The first element, to see what elements look like; it will be given to who asks."""
+        """The first element, to see what elements look like; it is kept for whoever reads it."""
         try:
             run = self._run((0, 0), 0)
-            live = self._new(run)
-            if live.own is not None and not hasattr(live.made, "__next__"):
-                self.shared = self._new(run).made is live.made
-                live = self._new(run)
-            self.sample = live.next()
+            opened = self._new(run)
+            if opened.methods is not None and not hasattr(opened.made, "__next__"):
+                self.shared = self._new(run).made is opened.made
+                opened = self._new(run)
+            self.sample = opened.next()
         except StopIteration:
             raise PipelineError(f"{label}: the iterator gave no element at all.") from None
-        except (Exception, _Dead) as error:
-            cause = error.__cause__ if isinstance(error, _Dead) else error
-            message = str(cause).strip().partition("\n")[0]
+        except (Exception, _BrokenIterator) as error:
+            cause = error.__cause__ if isinstance(error, _BrokenIterator) else error
             raise PipelineError(
-                f"{label} failed on its first element: {type(cause).__name__}: {message}"
+                f"{label} failed on its first element: {in_one_line(cause)}"
             ) from cause
-        self._live.append(live)
-        self._held[run, 0] = self.sample
-        if live.own is not None:
+        self._open.append(opened)
+        self._kept[run, 0] = self.sample
+        if opened.methods is not None:
             self.no_bookmark = np.zeros(BOOKMARK_BYTES, np.uint8)
         return self.sample
 
@@ -141,7 +148,7 @@ class StreamData(ElementData):
 
     @contextlib.contextmanager
     def peeked(self) -> Iterator[None]:
-        """Within it, what is read will be given again to who asks, without another iterator."""
+        """What is read within it is kept, and given again to whoever asks for it later."""
         self._peeking = True
         try:
             yield
@@ -149,14 +156,14 @@ class StreamData(ElementData):
             self._peeking = False
             self.window = max(self.window, len(self._peeked))
             for at, value in self._peeked.items():
-                self._hold(at, value)
+                self._keep(at, value)
             self._peeked.clear()
 
     def end_of(self, key: Any, epoch: int) -> int | None:
         """How many elements an epoch has, if its end was seen."""
         return self._ends.get(self._run(key, epoch))
 
-    def read(self, label: str, rows: Rows) -> Taken:
+    def read(self, label: str, rows: Rows) -> ElementBatch:
         values = []
         epochs, positions = rows.epoch.tolist(), rows.index.tolist()
         runs = {epoch: self._run(rows.key, epoch) for epoch in set(epochs)}
@@ -165,54 +172,54 @@ class StreamData(ElementData):
             for lane, at in enumerate(places):
                 try:
                     value = at_element(label, rows, lane, lambda at=at: self._element(at))
-                except _Dead as dead:
-                    raise dead.reported(label, rows) from None
+                except _BrokenIterator as broken:
+                    raise broken.reported(label, rows) from None
                 values.append(value)
                 if self._peeking and value is not SKIPPED:
                     self._peeked[at] = value
             self._mark(places[-1][0])
         keep = np.array([value is not SKIPPED for value in values])
-        return Taken(len(values), one=values.__getitem__, keep=keep)
+        return ElementBatch(len(values), one=values.__getitem__, keep=keep)
 
     def _element(self, at: tuple[Run, int]) -> Any:
-        if at in self._held:
-            return self._held.pop(at)
+        if at in self._kept:
+            return self._kept.pop(at)
         run, position = at
         if self._ends.get(run, position + 1) <= position:
             return SKIPPED
-        live = self._at_or_before(run, position)
+        opened = self._at_or_before(run, position)
         try:
-            if position - live.position > self.window:
-                live.skip_to(position)
-            while live.position < position:  # others will ask for these
-                here = live.position
-                self._hold((run, here), live.next())
-            if live.position == position:
-                return live.next()
+            if position - opened.position > self.window:
+                opened.skip_to(position)
+            while opened.position < position:  # others will ask for these
+                here = opened.position
+                self._keep((run, here), opened.next())
+            if opened.position == position:
+                return opened.next()
         except StopIteration:
-            return self._ended(live)
-        except _Dead:
-            self._live.remove(live)
+            pass
+        except _BrokenIterator:
+            self._open.remove(opened)
             raise
-        return self._ended(live)
+        return self._ended(opened)
 
-    def _ended(self, live: _Live) -> Any:
-        self._live.remove(live)
+    def _ended(self, opened: _OpenIterator) -> Any:
+        self._open.remove(opened)
         if self.length is not None:
             error = PipelineError(
-                f"IterableSource: the iterator ended after {live.position} elements, and `length` "
-                f"says {self.length}; correct it, or leave it out."
+                f"IterableSource: the iterator ended after {opened.position} elements, and "
+                f"`length` says {self.length}; correct it, or leave it out."
             )
-            raise _Dead(live.run.epoch, live.position) from error
-        self._ends[live.run] = live.position
+            raise _BrokenIterator(opened.run.epoch, opened.position) from error
+        self._ends[opened.run] = opened.position
         return SKIPPED
 
-    def _hold(self, at: tuple[Run, int], value: Any) -> None:
-        self._held[at] = value
-        while len(self._held) > 2 * self.window:
-            self._held.popitem(last=False)
+    def _keep(self, at: tuple[Run, int], value: Any) -> None:
+        self._kept[at] = value
+        while len(self._kept) > 2 * self.window:
+            self._kept.popitem(last=False)
 
-    def _new(self, run: Run) -> _Live:
+    def _new(self, run: Run) -> _OpenIterator:
         key = () if run.key is None else (np.array(run.key, np.uint32),)
         made = self.make(*(run.epoch, *key)[: self._given])
         if not hasattr(made, "__iter__") and not hasattr(made, "__next__"):
@@ -229,42 +236,37 @@ class StreamData(ElementData):
             self._made = weakref.ref(made)
         except TypeError:  # built-in iterators cannot be referred to weakly
             self._made = lambda: made
-        return _Live(made, run, self.shared)
+        return _OpenIterator(made, run, self.shared)
 
-    def _at_or_before(self, run: Run, position: int) -> _Live:
-        """An iterator that stands at the position, or will come to it: the nearest, or one that
-        is set back by a state of its own, if that is nearer."""
-        near = [x for x in self._live if x.run == run and x.position <= position]
-        live = max(near, key=lambda x: x.position, default=None)
-        marks = [m for m in self._marks if m.run == run and m.position <= position]
-        mark = max(marks, key=lambda m: m.position, default=None)
-        if live is not None and (mark is None or mark.position <= live.position):
-            self._live.remove(live)
+    def _at_or_before(self, run: Run, position: int) -> _OpenIterator:
+        """An iterator that stands at the position or before it: the nearest open one, or a new
+        one that is set to a bookmark, if that is nearer."""
+        opened, mark = _latest(self._open, run, position), _latest(self._marks, run, position)
+        if opened is not None and (mark is None or mark.position <= opened.position):
+            self._open.remove(opened)
         else:
-            live = self._new(run)
-            if mark is not None and live.own is not None:
-                live.set(mark)
-            live.skip_to(position)
-        self._live.append(live)
-        while len(self._live) > _MOST_ITERATORS:
-            self._live.pop(0).close()
-        return live
+            opened = self._new(run)
+            if mark is not None and opened.methods is not None:
+                opened.set(mark)
+            opened.skip_to(position)
+        self._open.append(opened)
+        while len(self._open) > _MOST_ITERATORS:
+            self._open.pop(0).close()
+        return opened
 
     # The iterator's own state, in the loader's state
 
     def _mark(self, run: Run) -> None:
-        for live in self._live[-1:]:
-            if live.own is not None and live.run == run:
-                self._marks.append(live.get())
+        for opened in self._open[-1:]:
+            if opened.methods is not None and opened.run == run:
+                self._marks.append(opened.get())
 
     def bookmark_at(self, key: Any, epoch: int, position: int) -> Any:
         """The latest known state of the iterator before a position, as an array of bytes."""
         if self.no_bookmark is None:
             return None
-        run = self._run(key, epoch)
         with self._lock:
-            marks = [m for m in self._marks if m.run == run and m.position <= position]
-        best = max(marks, key=lambda m: m.position, default=None)
+            best = _latest(self._marks, self._run(key, epoch), position)
         coded = None if best is None else packed(best)
         if best is not None and coded is None and not self._warned:
             self._warned = True
@@ -295,20 +297,20 @@ class StreamData(ElementData):
         return self.make
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (
-            self.make,
-            self.length,
-            self._given,
-            self.sample,
-            self.no_bookmark,
-            self.shared,
-        )
+        known = {name: getattr(self, name) for name in ("sample", "no_bookmark", "shared")}
+        return _restored, (self.make, self.length, self._given, known)
 
 
-class _Dead(BaseException):
+def _restored(make: Any, length: Any, given: int, known: dict[str, Any]) -> IteratorData:
+    data = IteratorData(make, length, given)
+    vars(data).update(known)
+    return data
+
+
+class _BrokenIterator(BaseException):
     """An iterator gives nothing more; its cause is the error.
 
-    No `Exception`, so that it passes the policies for errors: none of them can skip it.
+    No `Exception`, so that `on_error="skip"` does not catch it: the rest cannot be read.
     """
 
     def __init__(self, epoch: int, position: int) -> None:
@@ -322,11 +324,3 @@ class _Dead(BaseException):
         key = (int(rows.key[0]), int(rows.key[1]))
         annotate(cause, Failed(label, self.place[1], self.place[0], key))
         return cause
-
-
-def _again(
-    make: Any, length: Any, given: int, sample: Any, bookmark: Any, shared: bool
-) -> StreamData:
-    made = StreamData(make, length, given)
-    made.sample, made.no_bookmark, made.shared = sample, bookmark, shared
-    return made

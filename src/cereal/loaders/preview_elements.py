@@ -1,7 +1,7 @@
-"""A few elements of whatever has some, for looking at them.
+"""The elements that a preview draws: of a loader, a source, a dataset, or arrays.
 
-A loader is read as it would be, but by the caller's thread and by a loader of our own: nothing is
-read ahead, nothing is counted, and no thread is left behind.
+A loader is read by a copy of it in the caller's thread: nothing is read ahead, the loader itself
+does not change, and no thread is left behind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import PipelineError, UsageError
-from ..core.execute import routed_rows, run_next
+from ..core.execute import routed_rows, run
 from ..core.position import starts, steps_left
 from ..core.positional import Positional
 from ..core.reading import SKIPPED
@@ -25,38 +25,34 @@ from ..core.spec import format_spec
 from ..core.stage import Transform
 from ..core.state import check_state, host_words, make_words
 from ..core.taken import OBJECT
-from ..monitor.drawing import stages_of
+from ..monitor.drawing import first_of
 from ..monitor.sheet.captions import is_names
 from ..monitor.sheet.contents import Columns, named_leaves
 from ..sources.dataset import is_dataset
 from .batch_iterator import BatchIterator
 from .loader import DataLoader
-from .workers.seam import Seam
 
 _MOST = 64
 
 
 @dataclasses.dataclass
-class Some:
+class PreviewElements:
     """Elements as columns: for each part of them, by its name, a list of values."""
 
     columns: Columns
     mask: list[bool]
-    places: list[str]  # the number of each in its data
-    owner: str  # whose they are
+    places: list[str]  # "#" and the index of each in its data
+    owner: str  # what they are elements of
     title: str
     names: Any = None  # of labels, where the data knows them
 
-    @property
-    def n(self) -> int:
-        """How many there are."""
-        return len(self.mask)
 
+def preview_elements(
+    data: Any, count: int | None, state: Any, key: Any, step: int | None
+) -> PreviewElements:
+    """At most `count` elements: of a loader from a step on, else the first ones.
 
-def some_elements(data: Any, count: int | None, state: Any, key: Any, step: int | None) -> Some:
-    """At most `count` elements: of a loader from a step on, or the first ones.
-
-    Without a count: of one batch, or of what has no batches, and not more than a sheet holds.
+    Without a count: one batch, or as many as fit on a sheet.
     """
     batches = 1 if count is None else math.inf
     count = _MOST if count is None else count
@@ -66,10 +62,11 @@ def some_elements(data: Any, count: int | None, state: Any, key: Any, step: int 
         source = data.source if isinstance(data, DataLoader) else data
         start = _start(source, state, key, step)
         where = f"step {step or 0:,}" if state is None else _position(source, state)
-        if not source.lanes and _has_objects(source):
+        objects = any(leaf.dtype == OBJECT for leaf in jax.tree.leaves(source.element_spec()))
+        if objects and not source.traits.lanes:
             return _of_python(source, count, start, where)
-        most = batches if source.lanes else math.inf
-        return _of_loader(_quiet(data), count, most, start, where)
+        most = batches if source.traits.lanes else math.inf
+        return _of_loader(_without_workers(data), count, most, start, where)
     if state is not None or key is not None or step is not None:
         raise UsageError(
             f"preview: `state=`, `key=` and `step=` are for loaders, and {type(data).__name__} is "
@@ -85,12 +82,13 @@ def some_elements(data: Any, count: int | None, state: Any, key: Any, step: int 
 # Loaders and sources
 
 
-def _quiet(data: DataLoader[Any] | Source[Any]) -> DataLoader[Any]:
+def _without_workers(data: DataLoader[Any] | Source[Any]) -> DataLoader[Any]:
     """The same pipeline, read by the caller."""
     if isinstance(data, Source):
         return DataLoader(data, workers=0)
-    options = data.running.readers.options if isinstance(data.running, Seam) else None
-    return DataLoader(data.source, workers=0, on_error=options.on_error if options else "raise")
+    readers = data.readers
+    on_error = "raise" if readers is None else readers.options.on_error
+    return DataLoader(data.source, workers=0, on_error=on_error)
 
 
 def _start(source: Source[Any], state: Any, key: Any, step: int | None) -> Any:
@@ -98,16 +96,16 @@ def _start(source: Source[Any], state: Any, key: Any, step: int | None) -> Any:
         if key is not None or step is not None:
             raise UsageError("preview: pass `state=`, or `key=` and `step=`, not both.")
         if isinstance(source, Positional):
-            check_state(state, source.fingerprint)
+            check_state(state, source._fingerprint)
         return state
     key, step = 0 if key is None else key, step or 0
     if not isinstance(source, Positional):
         state = source.init_state(jax.random.key(key) if isinstance(key, int) else key)
         for _ in range(step):
-            state = run_next(source, state)[2]
+            state = run(source, state)[2]
         return state
     first = source.init_state(key)
-    at = starts(np, 0, 0, step, **source.plan.arithmetic)
+    at = starts(np, 0, 0, step, **source._plan.arithmetic)
     key0, key1, _, _ = host_words(first)
     return first.replaced(jnp.asarray(make_words((key0, key1), int(at[0]), int(at[1]))))
 
@@ -119,55 +117,46 @@ def _position(source: Source[Any], state: Any) -> str:
     return f"epoch {epoch:,} from {offset:,}"
 
 
-def _has_objects(source: Source[Any]) -> bool:
-    return any(leaf.dtype == OBJECT for leaf in jax.tree.leaves(source.element_spec()))
-
-
 def _steps_left(source: Source[Any], state: Any) -> float:
     """How many steps there are to the end of the epoch, at least one."""
     if not isinstance(source, Positional):
         return max(1, source.steps_per_epoch)
-    if source.unknown_length:
+    if source.traits.unknown_length:
         return math.inf
-    return max(1, steps_left(host_words(state)[3], 1, **source.plan.arithmetic))
+    return max(1, steps_left(host_words(state)[3], 1, **source._plan.arithmetic))
 
 
-def _of_loader(loader: DataLoader[Any], count: int, most: float, state: Any, where: str) -> Some:
+def _of_loader(
+    loader: DataLoader[Any], count: int, most: float, state: Any, where: str
+) -> PreviewElements:
     source = loader.source
-    lanes, owner = source.lanes, stages_of(source)[0].label
+    lanes, owner = source.traits.lanes, first_of(source)._label
     size = math.prod(lanes)
-    steps = min(most, -(-count // size), _steps_left(source, state))
     columns: Columns = {}
     mask: list[bool] = []
     places: list[str] = []
-    while steps > 0 and len(mask) < count:
-        numbers = _indices(source, state, len(mask))
+    for _ in range(int(min(most, -(-count // size), _steps_left(source, state)))):
+        numbers = range(len(mask), len(mask) + size)
+        if isinstance(source, Positional):
+            rows = source._plan.rows_for(np.asarray(state.words), 1)[0]
+            numbers = rows.index.reshape(-1).tolist()
         batch, state, real = loader.next_batch(state)
         real = np.logical_or.reduce(np.asarray(real).reshape(size, -1), axis=1)
-        if isinstance(source, Positional) and source.unknown_length and not real.any():
+        if source.traits.unknown_length and not real.any():
             break  # the iterator has ended
         for name, values in _per_element(batch, lanes).items():
             columns.setdefault(name, []).extend(values)
         mask.extend(real.tolist())
         places.extend(f"#{index}" for index in numbers)
-        steps -= 1
     if not columns:
         raise PipelineError(
             f"preview: there is nothing to draw for single elements of {owner}: a step gives "
             f"{format_spec(source.element_spec())}, and no part begins with {list(lanes)}, the "
             f"axes of its elements; preview the loader without its last stages."
         )
-    title = _part(f"{owner}, {where}", count, size if len(mask) == size else min(count, len(mask)))
+    title = _title(f"{owner}, {where}", count, size if len(mask) == size else min(count, len(mask)))
     columns = {name: values[:count] for name, values in columns.items()}
-    return Some(columns, mask[:count], places[:count], owner, title)
-
-
-def _indices(source: Source[Any], state: Any, otherwise: int) -> list[int]:
-    """Which elements of the data a step has."""
-    if not isinstance(source, Positional):
-        return list(range(otherwise, otherwise + math.prod(source.lanes)))
-    rows, _ = source.plan.rows_for(np.asarray(state.words), 1)
-    return rows.index.reshape(-1).tolist()
+    return PreviewElements(columns, mask[:count], places[:count], owner, title)
 
 
 def _per_element(batch: Any, lanes: tuple[int, ...]) -> Columns:
@@ -181,32 +170,29 @@ def _per_element(batch: Any, lanes: tuple[int, ...]) -> Columns:
     return found
 
 
-def _of_python(source: Any, count: int, state: Any, where: str) -> Some:
+def _of_python(source: Any, count: int, state: Any, where: str) -> PreviewElements:
     """Elements that are no arrays, as Python makes them."""
     n = int(min(count, _steps_left(source, state)))
-    if source.stream is not None:
-        source.stream.adopt(state.bookmark)
+    if source._iterators is not None:
+        source._iterators.adopt(state.bookmark)
     rows, _ = routed_rows(source, state.words, n)
-    taken = source.produce(rows)
-    elements = [taken.element(lane) for lane in range(n)]
-    places = [f"#{index}" for index in rows.index.tolist()]
-    if source.unknown_length:
-        there = [i for i, element in enumerate(elements) if element is not SKIPPED]
-        elements, places = [elements[i] for i in there], [places[i] for i in there]
-    owner = stages_of(source)[0].label
-    return _listed(elements, places, owner, f"{owner}, {where}")
+    taken = source._produce(rows)
+    found = {index: taken.element(lane) for lane, index in enumerate(rows.index.tolist())}
+    if source.traits.unknown_length:
+        found = {index: element for index, element in found.items() if element is not SKIPPED}
+    owner = first_of(source)._label
+    return _as_columns(found, owner, _title(f"{owner}, {where}", len(found), len(found)))
 
 
-def _listed(elements: list[Any], places: list[str], owner: str, title: str) -> Some:
-    mask = [element is not SKIPPED for element in elements]
+def _as_columns(elements: dict[int, Any], owner: str, title: str) -> PreviewElements:
+    """Elements by their index, as columns; those that were skipped are masked."""
+    mask = [element is not SKIPPED for element in elements.values()]
     if not any(mask):
         raise PipelineError(f"preview: {owner} has no element to draw.")
-    parts = [
-        named_leaves(element) if real else {} for element, real in zip(elements, mask, strict=True)
-    ]
+    parts = [{} if x is SKIPPED else named_leaves(x) for x in elements.values()]
     names = next(part for part in parts if part)
     columns = {name: [part.get(name) for part in parts] for name in names}
-    return Some(columns, mask, places, owner, _part(title, len(mask), len(mask)))
+    return PreviewElements(columns, mask, [f"#{index}" for index in elements], owner, title)
 
 
 # Arrays and datasets
@@ -214,10 +200,9 @@ def _listed(elements: list[Any], places: list[str], owner: str, title: str) -> S
 
 def _is_with_mask(data: Any) -> bool:
     """Whether this is `(batch, mask)`, as iterators and `batch_at` give it."""
-    if type(data) is not tuple or len(data) != 2 or isinstance(data[0], np.ndarray | jax.Array):
+    if type(data) is not tuple or len(data) != 2 or _is_array(data[0]):
         return False
-    mask = data[1]
-    return isinstance(mask, np.ndarray | jax.Array) and mask.dtype == np.bool_ and mask.ndim > 0
+    return _is_array(data[1]) and data[1].dtype == np.bool_ and data[1].ndim > 0
 
 
 def _is_arrays(data: Any) -> bool:
@@ -226,10 +211,14 @@ def _is_arrays(data: Any) -> bool:
     if isinstance(data, list) or hasattr(data, "__next__"):
         return False
     leaves = jax.tree.leaves(data)
-    return bool(leaves) and all(isinstance(x, np.ndarray | jax.Array) and x.ndim for x in leaves)
+    return bool(leaves) and all(_is_array(leaf) and leaf.ndim for leaf in leaves)
 
 
-def _of_arrays(data: Any, count: int, mask: np.ndarray | None) -> Some:
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray | jax.Array)
+
+
+def _of_arrays(data: Any, count: int, mask: np.ndarray | None) -> PreviewElements:
     leaves = named_leaves(dict(data) if isinstance(data, Mapping) else data, lists=False)
     for name, leaf in leaves.items():
         if not isinstance(leaf, list) and not getattr(leaf, "shape", ()):
@@ -249,39 +238,36 @@ def _of_arrays(data: Any, count: int, mask: np.ndarray | None) -> Some:
                 f"{lengths or 'none'}."
             )
         n = next(iter(lengths.values()))
-        columns = {name: _rows(leaf, count) for name, leaf in leaves.items()}
+        columns = {
+            name: leaf[:count] if isinstance(leaf, list) else list(np.array(leaf[:count]))
+            for name, leaf in leaves.items()
+        }
         real = [True] * min(count, n)
     if not columns or not n:
         raise PipelineError(f"preview: {owner} have no elements.")
     places = [f"#{index}" for index in range(min(count, n))]
-    title = _part("arrays" if mask is None else "batch", count, n)
-    return Some(columns, real, places, owner, title)
+    title = _title("arrays" if mask is None else "batch", count, n)
+    return PreviewElements(columns, real, places, owner, title)
 
 
-def _rows(leaf: Any, count: int) -> list[Any]:
-    return leaf[:count] if isinstance(leaf, list) else list(np.array(leaf[:count]))
-
-
-def _part(what: str, count: int, n: int) -> str:
+def _title(what: str, count: int, n: int) -> str:
     shown = min(count, n)
     of = f" of {n:,}" if shown < n else ""
     return f"{what}, {shown:,}{of} {'elements' if n > 1 else 'element'}"
 
 
-def _of_dataset(data: Any, count: int) -> Some:
-    owner = type(data).__name__
-    n = _length(data)
-    elements = []
+def _of_dataset(data: Any, count: int) -> PreviewElements:
+    owner, n, elements = type(data).__name__, _length(data), {}
     for index in range(min(count, n)):
         try:
-            elements.append(data[index])
+            elements[index] = data[index]
         except Exception as error:
             error.add_note(f"cereal: preview, element {index} of {owner}")
             raise
     split = getattr(data, "split", None)
     what = f"{owner} {split}" if isinstance(split, str) else owner
-    some = _listed(elements, [f"#{index}" for index in range(len(elements))], owner, "")
-    return dataclasses.replace(some, title=_part(what, count, n), names=_names(data, some.columns))
+    found = _as_columns(elements, owner, _title(what, count, n))
+    return dataclasses.replace(found, names=_names(data, found.columns))
 
 
 def _length(data: Any) -> int:

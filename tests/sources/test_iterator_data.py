@@ -271,7 +271,7 @@ def test_the_end_of_an_epoch_is_one_state_whoever_reads() -> None:
         for _ in range(N // SIZE - 1):
             next(iterator)
         end = time.monotonic() + 60
-        stream = iterator._source.stream
+        stream = iterator._source._iterators
         while workers and time.monotonic() < end and stream.end_of((0, 0), 0) is None:
             time.sleep(0.001)
         time.sleep(0.05 * workers)

@@ -1,0 +1,214 @@
+"""An indexed source and a list of stages: what a loader runs.
+
+    source   [host stages]           [compiled stages]
+    _route   _fetch: one loop        _read: one loop
+             over them (`host_loop`) over them
+
+The list is what is drawn, what names a cache, what the state's fingerprint counts, what workers are
+given. Sources that combine others have pipelines of their own below them.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, TypeVar
+
+import jax
+
+from .errors import UsageError
+from .host_loop import Fetched, batch_by, elements_by, fetch_by
+from .host_program import fetched_in_program
+from .ordering import Order
+from .placed import Batching, Placed
+from .positional import IndexedSource, Positional
+from .pytree import pytree_dataclass, set_copy, static_field
+from .rows import Rows, rows_at
+from .source import Source
+from .spec import Spec
+from .stream_stages import StreamWrapper
+from .traits import Traits
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@pytree_dataclass
+class Pipeline(Positional[T_co]):
+    """Batches: a source, and stages among which it is batched."""
+
+    source: Any  # an indexed source
+    stages: tuple[Placed, ...]
+    readers: Any = None  # of a loader: who reads what Python makes of it
+    skips: bool = static_field(default=False)  # whether they leave out what fails
+
+    def element_spec(self) -> Any:
+        return self._spec.tree
+
+    def close(self) -> None:
+        self.source.close()
+
+    @property
+    def _label(self) -> str:
+        return self.stages[-1]._label if self.stages else self.source._label
+
+    @cached_property
+    def _spec(self) -> Spec:
+        return self.stages[-1].spec if self.stages else Spec(self.source.element_spec())
+
+    def _describe(self) -> Traits:
+        traits = self.source.traits
+        for placed in self.stages:
+            traits = placed.over(traits)
+        return traits.but(masks=True) if self.skips else traits
+
+    @cached_property
+    def _order(self) -> Order:
+        return self.source._order
+
+    @property
+    def _iterators(self) -> Any:
+        return self.source._iterators
+
+    @property
+    def _service(self) -> int | None:
+        return None if self.readers is None else self.readers.number
+
+    @cached_property
+    def _host_stages(self) -> tuple[Placed, ...]:
+        """The stages that Python runs, and the batchings among them."""
+        numbers = [number for number, placed in enumerate(self.stages) if placed.on_host]
+        return self.stages[: numbers[-1] + 1] if numbers else ()
+
+    def _route(self, rows: Rows) -> Rows:
+        return self.source._route(rows)
+
+    def _next_rows(self, words: Any) -> tuple[Rows, Any]:
+        if self.readers is None or not self.readers.threads:
+            return super()._next_rows(words)
+        return self.readers.next_rows(self, words)
+
+    def _fetch(self, rows: Rows) -> Rows:
+        if self.readers is None or isinstance(rows.index, jax.ShapeDtypeStruct):
+            return self._fetch_here(rows)
+        return self.readers.fetch_now(self, rows, in_program=False)
+
+    def _fetch_here(self, rows: Rows) -> Rows:
+        """The same in the way that this thread reads: a loader's workers have set it."""
+        if not self._host_stages:
+            return self.source._fetch(rows)
+        return fetch_by(self.source, self._host_stages, rows, self.traits.masks_on_host)
+
+    def _read(self, rows: Rows) -> tuple[T_co, Any]:
+        if not self._host_stages:
+            values, mask = _read_rows(self.source, rows)
+        else:
+            if not isinstance(rows.below, Fetched):
+                rows = fetched_in_program(self, rows)
+            values, mask = rows.below.read(rows)
+        for placed in self.stages[len(self._host_stages) :]:
+            values, mask = placed.read(values, mask, rows)
+        return values, mask
+
+    def _produce(self, rows: Rows) -> Any:
+        """The values and mask of the rows of one batch, if Python runs all stages."""
+        return batch_by(self.source, self.stages, rows)
+
+    def _sample(self) -> Any:
+        """One batch, as Python makes it."""
+        return self.stages[-1].sample(before_last(self))
+
+    def _untouched(self, rows: Rows) -> Any:
+        for placed in self.stages[len(self._host_stages) :]:
+            if not isinstance(placed, Batching) and not placed.stage.traits.hands_through:
+                return None
+        return rows.below if self._host_stages else self.source._untouched(rows)
+
+
+@pytree_dataclass
+class IndexedPipeline(Pipeline[T_co], IndexedSource[T_co]):
+    """Elements: a source with stages, none of which batches. It is an indexed source itself."""
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def take(self, indices: Any) -> T_co:
+        if self.traits.random_stages:
+            raise UsageError(
+                f"{self._label} is random: its elements depend on a key and an epoch; read them "
+                f"with `next(state)`, or take from the source below it."
+            )
+        return self._read(self._route(rows_at(indices)))[0]
+
+    @property
+    def _roots(self) -> frozenset[int]:
+        return self.source._roots
+
+    def _produce(self, rows: Rows) -> Any:
+        return elements_by(self.source, self.stages, rows)
+
+    def _filler(self) -> Any:
+        return self._sample() if self.stages else self.source._filler()
+
+
+def attach(source: Positional[Any], placed: Placed) -> Any:
+    """The pipeline with one more stage."""
+    root, stages = parts_of(source)
+    made = make_pipeline(root, (*stages, placed))
+    _ = made.traits  # made now, so that what is wrong with them is said here
+    return made
+
+
+def parts_of(source: Positional[Any]) -> tuple[Any, tuple[Placed, ...]]:
+    """The source of a pipeline, and its stages."""
+    return (source.source, source.stages) if isinstance(source, Pipeline) else (source, ())
+
+
+def root_of(source: Source[Any]) -> Source[Any]:
+    """The source below all stages, of a pipeline or a stream."""
+    if isinstance(source, Pipeline):
+        return source.source
+    return root_of(source.source) if isinstance(source, StreamWrapper) else source
+
+
+def make_pipeline(root: Any, stages: tuple[Placed, ...]) -> Any:
+    """A pipeline of these stages: of elements, if none of them batches."""
+    if not stages:
+        return root
+    batched = any(isinstance(placed, Batching) for placed in stages)
+    return (Pipeline if batched else IndexedPipeline)(root, stages)
+
+
+def before_last(source: Any) -> Any:
+    """The pipeline without its last stage."""
+    return make_pipeline(source.source, source.stages[:-1])
+
+
+def elements_of(source: Positional[Any]) -> Any:
+    """The pipeline before it is batched."""
+    root, stages = parts_of(source)
+    batched = [isinstance(placed, Batching) for placed in stages]
+    return make_pipeline(root, stages[: batched.index(True)]) if any(batched) else source
+
+
+def run_by(source: Positional[Any], readers: Any, skips: bool = False) -> Any:
+    """The pipeline as a loader runs it, whose readers read what Python makes."""
+    if isinstance(source, Pipeline):
+        return set_copy(source, readers=readers, skips=skips)
+    return IndexedPipeline(source, (), readers, skips)
+
+
+def as_built(source: Any) -> Any:
+    """The pipeline without the readers of a loader."""
+    if not isinstance(source, Pipeline) or source.readers is None:
+        return source
+    return set_copy(source, readers=None, skips=False) if source.stages else source.source
+
+
+def _read_rows(source: Any, rows: Rows) -> tuple[Any, Any]:
+    """What an indexed source, which reads rows of one axis, gives for rows of any axes."""
+    if rows.index.ndim <= 1:
+        return source._read(rows)
+
+    def read(lanes: Rows) -> tuple[Any, Any]:
+        return _read_rows(source, lanes.replaced(key=rows.key))
+
+    return jax.vmap(read)(rows.lanes)

@@ -1,0 +1,125 @@
+"""Stages in their places: what the list of a pipeline is made of.
+
+    CompiledStage   changes values and masks, in programs          read(values, mask, rows)
+    HostPlace       does so in Python, on workers                  (in `host_loop`)
+    Batching        elements become batches: rows get one more axis
+
+Each knows what a step is where it stands (`lanes`), how many random stages came before it, and what
+comes out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .position import Remainder
+from .promise import as_built
+from .pytree import pytree_dataclass, static_field
+from .rows import Rows
+from .spec import Spec
+from .taken import as_arrays
+from .traits import Traits
+
+
+class Placed:
+    """A stage in its place."""
+
+    on_host: ClassVar[bool] = False  # whether Python runs it
+
+    stage: Any
+    spec: Spec  # of what comes out of it
+    lanes: tuple[int, ...]  # of what it is given: () is one element
+    number: int  # random stages before it
+
+    @property
+    def _label(self) -> str:
+        return self.stage._label
+
+    @property
+    def lanes_after(self) -> tuple[int, ...]:
+        """The lanes of what comes out of it."""
+        return self.lanes
+
+    def over(self, traits: Traits) -> Traits:
+        """The traits of a pipeline after it, from those before it."""
+        raise TypeError(f"{type(self).__name__} is no stage")
+
+    def sample(self, before: Any) -> Any:
+        """What a step looks like after it, where Python can make it, from the pipeline `before`."""
+        raise TypeError(f"{self._label} is compiled")
+
+    def read(self, values: Any, mask: Any, rows: Rows) -> tuple[Any, Any]:
+        """The values and the mask (None: all real) after it, in a program."""
+        del rows
+        return values, mask
+
+
+@pytree_dataclass
+class CompiledStage(Placed):
+    """A stage that compiled programs run: over one element, or over a batch.
+
+    Values may have more leading axes than it asks for: it is mapped over these.
+    """
+
+    stage: Any
+    spec: Spec = static_field()
+    lanes: tuple[int, ...] = static_field()
+    number: int = static_field()
+
+    def over(self, traits: Traits) -> Traits:
+        after = traits.over(self.stage.traits)
+        return after.but(mask_shape=self.stage.mask_shape(traits.mask_shape, self.spec))
+
+    def read(self, values: Any, mask: Any, rows: Rows) -> tuple[Any, Any]:
+        stage, traits, lanes = self.stage, self.stage.traits, self.lanes
+        seen = jnp.ones(rows.index.shape, jnp.bool_) if mask is None else mask
+        keys = rows.element_keys(self.number) if traits.random else None
+
+        def apply(values: Any, mask: Any, keys: Any) -> tuple[Any, Any]:
+            return stage.apply(values, mask, keys, lanes)
+
+        mapped = rows.index.ndim - len(lanes)
+        for _ in range(mapped):
+            apply = jax.vmap(apply, in_axes=(0, 0, 0 if traits.random else None))
+        values, changed = apply(values, seen, keys)
+        return as_built(stage, values, self.spec, mapped), changed if traits.changes_mask else mask
+
+
+@pytree_dataclass
+class Batching(Placed):
+    """Elements, or batches, become batches."""
+
+    stage: Any
+    spec: Spec = static_field()
+    lanes: tuple[int, ...] = static_field()
+    remainder: Remainder = static_field()  # the rule for the end of an epoch, of all batchings
+
+    @property
+    def lanes_after(self) -> tuple[int, ...]:
+        return (self.stage.batch_size, *self.lanes)
+
+    def over(self, traits: Traits) -> Traits:
+        return traits.batched(self.stage.batch_size, self.remainder)
+
+    def collect(
+        self, taken: Any, rows: Rows, spec: Callable[[], Spec], filler: Callable[[], Any]
+    ) -> tuple[Any, Any]:
+        """The batch and the mask (None: all real) of elements, as Python has them.
+
+        `spec` is that of an element, and `filler` stands where one was left out.
+        """
+        if not taken.is_stacked or taken.keep is not None:
+            taken = taken.stack(spec(), self._label, rows, filler)
+        return taken.stacked, taken.keep
+
+    def sample(self, before: Any) -> Any:
+        sample = before._sample()
+        if not self.lanes:
+            sample = as_arrays(sample, Spec(before.element_spec()))
+        size = self.stage.batch_size
+        return jax.tree.map(lambda x: np.broadcast_to(x, (size, *x.shape)), sample)

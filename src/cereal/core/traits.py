@@ -1,0 +1,128 @@
+"""What a pipeline is, as data: one frozen value, made once, when it is built.
+
+    source.traits  --over a stage-->  traits  --over a stage-->  traits of the whole pipeline
+    Traits.merge([a.traits, b.traits])        of a source that is made of others
+
+To add a trait: one line here, with its default; the place that sets it, and the place that asks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import PipelineError
+from .identity import Identity
+from .position import Remainder
+
+
+@dataclasses.dataclass(frozen=True)
+class StageTraits:
+    """What a stage adds to a pipeline."""
+
+    random: bool = False  # it draws random numbers for every element
+    changes_mask: bool = False
+    light: bool = False  # it is quick to compile: a program may hold it many times
+    hands_through: bool = False  # it leaves values and mask as they are
+    callbacks: tuple[Any, ...] = ()  # Python functions that it runs once per batch, in order
+    placement: Any = None  # the device or sharding that batches go to from here on
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """What the rest of the library asks about a source, or about a source with stages."""
+
+    # A step
+    lanes: tuple[int, ...] = ()  # its leading axes: () for one element, (128,) for a batch
+    mask_shape: tuple[int, ...] = ()  # `lanes`, unless a stage masks something finer
+    callbacks: tuple[Any, ...] = ()  # Python functions that it runs exactly once, in order
+    light: bool = False  # it is quick to compile, so that a program may hold many of them
+    placement: Any = None  # the device or sharding that batches go to; None: where they are
+    masks: bool = False  # a stage changes masks, so that they cannot be told from positions
+
+    # The way through the data
+    length: int = 0  # elements in an epoch
+    unknown_length: bool = False  # an epoch ends when an iterator ends, and nobody knows when
+    remainder: Remainder = "wrap"  # what happens at the end of an epoch
+    order: Identity = ()  # in which order the data is visited
+    path: Identity = ()  # which elements of which data that are, where sources are combined
+
+    # Randomness
+    random_stages: int = 0  # so many; it is the number of the next one
+    random: bool | None = False  # a step depends on the key, or epochs differ; None: not known
+    keyed: bool = False  # the element at an index depends on the key
+    varies: bool = False  # the data itself gives other elements in another epoch
+    fixed: bool = True  # an index stands for the same element in every epoch
+    once: bool = True  # no two indices stand for one element of the data
+    overlap: int = 0  # if elements share data: the stride from which on they would not
+
+    # What Python reads
+    host: bool = False  # Python reads data below, outside of compiled programs
+    by_python: bool = False  # Python can make what a step gives, so that host stages may follow
+    masks_on_host: bool = False  # elements may be left out by what Python does
+    quick: bool = True  # Python reads in so little time that a worker would not pay
+    ahead: int = 0  # so many elements are to be read ahead; 0: the source does not say
+
+    def but(self, **changed: Any) -> Traits:
+        """The same with some of them changed."""
+        return dataclasses.replace(self, **changed)
+
+    def over(self, stage: StageTraits) -> Traits:
+        """Those of the same pipeline with a compiled stage around it."""
+        return self.but(
+            callbacks=self.callbacks + stage.callbacks,
+            light=self.light and stage.light,
+            placement=stage.placement or self.placement,
+            masks=self.masks or stage.changes_mask,
+            random_stages=self.random_stages + stage.random,
+            random=True if stage.random else self.random,
+            keyed=self.keyed or stage.random,
+            by_python=False,
+        )
+
+    def over_host(self, stage: StageTraits) -> Traits:
+        """Those of the same pipeline with a stage around it that Python runs."""
+        return self.over(stage).but(
+            light=self.light,
+            host=True,
+            by_python=True,
+            quick=False,
+            masks_on_host=self.masks_on_host or stage.changes_mask,
+        )
+
+    def batched(self, size: int, remainder: Remainder) -> Traits:
+        """Those of batches of what a step gives."""
+        lanes, mask_shape = (size, *self.lanes), (size, *self.mask_shape)
+        return self.but(lanes=lanes, mask_shape=mask_shape, remainder=remainder)
+
+    @staticmethod
+    def merge(parts: Sequence[Traits]) -> dict[str, Any]:
+        """What a source that is made of others has from them."""
+        return {
+            "light": all(part.light for part in parts),
+            "placement": _one_place(parts),
+            "masks": any(part.masks for part in parts),
+            "random_stages": max(part.random_stages for part in parts),
+            "keyed": any(part.keyed for part in parts),
+            "varies": any(part.varies for part in parts),
+            "fixed": all(part.fixed for part in parts),
+            "once": all(part.once for part in parts),
+            "overlap": max(part.overlap for part in parts),
+            "host": any(part.host for part in parts),
+            "by_python": all(part.by_python for part in parts),
+            "masks_on_host": any(part.masks_on_host for part in parts),
+            "quick": all(part.quick for part in parts),
+            "ahead": max(part.ahead for part in parts),
+        }
+
+
+def _one_place(parts: Sequence[Traits]) -> Any:
+    places = {part.placement for part in parts} - {None}
+    if len(places) > 1:
+        names = " and ".join(sorted(map(str, places))[:2])
+        raise PipelineError(
+            f"the parts of a combined source are put in different places, {names}, and a batch "
+            f"goes to one; write one DevicePutTransform, after the BatchTransform."
+        )
+    return next(iter(places), None)

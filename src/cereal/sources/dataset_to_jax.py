@@ -1,0 +1,81 @@
+"""A dataset as JAX arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..core.array_trees import array_leaves, leaves_of_tree, refuse_no_data
+from ..core.errors import PipelineError, first_line
+from ..core.fitting import check_fits
+from ..core.taken import is_leaf
+from ..device.storage import as_device, native
+
+
+def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
+    """Loads a dataset into JAX arrays, committed to a device.
+
+    `dataset` is a tree of arrays (a dict, a tuple, ...), something with `as_array_dict()`, or
+    anything with `len` and indexing, a list included, whose elements are stacked.
+    `storage_device=None` is the default device. On a machine with a GPU, data kept on the CPU
+    stays there, and only batches travel.
+
+    >>> import cereal
+    >>> data = cereal.dataset_to_jax(cereal.DigitsDataset("test"))
+    >>> data["image"].shape
+    (297, 8, 8, 1)
+    """
+    owner = "dataset_to_jax"
+    device = as_device(storage_device, owner)
+    refuse_no_data(dataset, owner, "dataset")
+    arrays = _arrays_of(dataset, owner)
+    for name, leaf in array_leaves(arrays, owner, "dataset"):
+        if isinstance(leaf, np.ndarray | np.generic):
+            check_fits(leaf, f"{owner}: {name}")
+    return jax.tree.map(lambda x: jax.device_put(_own(x), device), arrays)
+
+
+def _own(array: Any) -> Any:
+    """Memory that nobody else writes into: JAX may use a NumPy array's memory as its own.
+
+    A copy on the host, never by way of the default device.
+    """
+    return array if isinstance(array, jax.Array) else np.array(native(array), copy=True)
+
+
+def _elements_of(dataset: Any) -> list[Any]:
+    many, n = getattr(dataset, "__getitems__", None), len(dataset)
+    if many is None:
+        return [dataset[i] for i in range(n)]
+    chunks = [many(list(range(i, min(i + 1024, n)))) for i in range(0, n, 1024)]
+    return [element for chunk in chunks for element in chunk]
+
+
+def _arrays_of(dataset: Any, owner: str) -> Any:
+    if hasattr(dataset, "as_array_dict"):
+        return dataset.as_array_dict()
+    if isinstance(dataset, Mapping):
+        return dataset
+    # A list is a list of elements, and may be long.
+    leaves = [] if isinstance(dataset, list) else leaves_of_tree(dataset, owner, "dataset")
+    if leaves and all(isinstance(leaf, jax.Array | np.ndarray) for _, leaf in leaves):
+        return dataset
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise PipelineError(
+            f"{owner}: `dataset` must be a tree of arrays or have `__len__` and `__getitem__`, "
+            f"got {type(dataset).__name__}."
+        )
+    if len(dataset) == 0:
+        raise PipelineError(f"{owner}: `dataset` is empty.")
+    elements = _elements_of(dataset)
+    try:
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *elements, is_leaf=is_leaf)
+    except ValueError as error:
+        raise PipelineError(
+            f"{owner}: the elements do not stack into arrays ({first_line(error)}); they must all "
+            f"have one structure and one shape. (A list is a list of elements; for whole arrays "
+            f"write a tuple or a dict of them.)"
+        ) from error
