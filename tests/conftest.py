@@ -25,9 +25,12 @@ _FLAGS = {"--xla_force_host_platform_device_count": "4"}
 # `make slow` runs them once more, with programs as users have them.
 if os.environ.get("CEREAL_TEST_OPTIMIZED") != "1":
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    # XLA ends the process at a flag that it does not know, and JAX 0.11 does not know this one.
-    if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
+    # XLA ends the process at a flag that it does not know, so each says in which JAX it is known.
+    _JAXLIB = tuple(map(int, version("jaxlib").split(".")[:2]))
+    if _JAXLIB < (0, 11):
         _FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
+    if _JAXLIB < (0, 13):
+        _FLAGS["--xla_cpu_parallel_codegen_split_count"] = "1"
 _GIVEN = os.environ.get("XLA_FLAGS", "")
 _ADDED = [f"{name}={value}" for name, value in _FLAGS.items() if name not in _GIVEN]
 os.environ["XLA_FLAGS"] = " ".join([_GIVEN, *_ADDED]).strip()

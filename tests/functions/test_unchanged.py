@@ -306,6 +306,7 @@ def test_arrays_are_named_apart() -> None:
     assert proof.arrays[0] is ARRAY
 
 
+@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # of NumPy 2.5
 def test_an_array_of_another_shape_is_another_one() -> None:
     array = np.arange(4)
     proof: Any = proof_of(over(array))

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import (
+    ClosedJaxpr,  # pyright: ignore[reportPrivateImportUsage]  # JAX 0.12
+    Literal,
+    jaxpr_as_fun,
+)
 
 
 def run_inlined(closed: ClosedJaxpr, *args: Any) -> list[Any]:

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import (
+    ClosedJaxpr,  # pyright: ignore[reportPrivateImportUsage]  # JAX 0.12
+    Jaxpr,
+)
 
 from ..base.jax_internals import trace_caches, written_at
 from .library import is_library_file

@@ -19,7 +19,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import (
+    ClosedJaxpr,  # pyright: ignore[reportPrivateImportUsage]  # JAX 0.12
+    Jaxpr,
+    Literal,
+    jaxpr_as_fun,
+)
 
 from ..base.capture import is_traced
 from ..base.jax_internals import trace_context, written_at
