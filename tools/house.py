@@ -4,7 +4,7 @@
     python tools/house.py --write    writes them into docs/design.md, where a test expects them
 
 The way of a batch is not read from the code but seen while it runs: in the caller's thread while it
-waits, in the worker's thread when the user's function is called, and where arrays are handed to JAX.
+waits, in the worker's thread when the user's function is called, and where arrays go to JAX.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def way_of_files() -> list[str]:
     with loader.iterate(loader.init_state(0)) as batches:
         handed = _handed_to_jax(lambda: list(itertools.islice(batches, 4)))
     loader.close()
-    called = max((each for each in waiting if "workers" in each), key=len)
+    called = next(each for each in waiting if each[-1:] == ["host"])
     return _joined(called, reading[-1], handed)
 
 
@@ -134,9 +134,8 @@ def _joined(*ways: list[str]) -> list[str]:
     """One way after the other, without what they have in common at their beginning."""
     whole = list(ways[0])
     for way in ways[1:]:
-        common = sum(
-            1 for a, b in itertools.takewhile(lambda ab: ab[0] == ab[1], zip(ways[0], way))
-        )
+        pairs = zip(ways[0], way, strict=False)
+        common = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
         whole += way[common:]
     return [room for room, _ in itertools.groupby(whole)]
 

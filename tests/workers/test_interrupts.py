@@ -12,9 +12,9 @@ import pytest
 from tests.workers.reading import chunks, loader_of, numbers, within
 
 from cereal import BatchTransform, DataLoader, HostCallbackTransform, MapTransform, RangeSource
+from cereal.host import track
 from cereal.loaders.iterators import batch_iterator, host_iterator, iterator, learnt
 from cereal.pipeline import walk
-from cereal.workers import track
 
 pytestmark = pytest.mark.slow
 

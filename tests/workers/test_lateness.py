@@ -23,7 +23,7 @@ from tests.workers.reading import (
 )
 
 from cereal import BatchTransform, DataLoader, HostMapTransform, IterableSource
-from cereal.workers import track
+from cereal.host import track
 
 N, BATCH = 24, 4
 SOON = 0.3

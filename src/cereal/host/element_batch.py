@@ -62,7 +62,7 @@ class ElementBatch:
             value = self.element(lane)
             if value is SKIPPED:
                 return SKIPPED
-            return at_element(stage, rows, lane, lambda: fn(value, lane))
+            return at_element(stage, rows, lane, fn, value, lane)
 
         return ElementBatch(self.n, one=one)
 
@@ -92,7 +92,7 @@ class ElementBatch:
             with contextlib.suppress(Exception):
                 return write(lane, value)
             # Again, where the error gets its place and its policy.
-            again = at_element(stage, rows, lane, lambda: write(lane, value))
+            again = at_element(stage, rows, lane, write, lane, value)
             if again is None or again is SKIPPED:
                 return again
             return write(lane, again)  # what `on_error` gave instead

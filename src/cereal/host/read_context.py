@@ -229,7 +229,7 @@ class use_read_context:  # noqa: N801
         _current.context = self._before
 
 
-def at_element(stage: str, rows: Any, lane: int, run: Callable[[], Any]) -> Any:
+def at_element(stage: str, rows: Any, lane: int, run: Callable[..., Any], *args: Any) -> Any:
     """What `run()` returns for an element of a stage; what stands in for it if it raises."""
     here = read_context()
     before = here.stage, here.rows, here.lane
@@ -238,7 +238,7 @@ def at_element(stage: str, rows: Any, lane: int, run: Callable[[], Any]) -> Any:
     try:
         if here.known_to_hang:
             here.check_known_to_hang()
-        return run()
+        return run(*args)
     except Exception as error:
         return here.failed(error)
     finally:

@@ -56,7 +56,7 @@ class HostIndexed(IndexedSource[T_co]):
             return jax.tree.map(lambda x: x[0], self._take_host(indices[lane : lane + 1]))
 
         def one(lane: int) -> Any:  # finds out which element it is
-            return at_element(label, rows, lane, lambda: read(lane))
+            return at_element(label, rows, lane, read, lane)
 
         return one_by_one(one, len(indices), failed)
 

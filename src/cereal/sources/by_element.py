@@ -62,11 +62,11 @@ class ElementData(HostData):
         indices, read = rows.index.tolist(), self.one
 
         def one(lane: int) -> Any:
-            return at_element(label, rows, lane, lambda: read(indices[lane]))
+            return at_element(label, rows, lane, read, indices[lane])
 
         epochs = rows.epoch.tolist() if self.by_epoch else []
 
         def one_in_epoch(lane: int) -> Any:
-            return at_element(label, rows, lane, lambda: read(indices[lane], epochs[lane]))
+            return at_element(label, rows, lane, read, indices[lane], epochs[lane])
 
         return ElementBatch(len(indices), one=one_in_epoch if self.by_epoch else one)

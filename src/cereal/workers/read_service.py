@@ -18,9 +18,11 @@ import numpy as np
 
 from ..device.transfer import to_device, to_host
 from ..host.buffers import Buffers
+from ..host.crew import Crew
 from ..host.host_data import HostData
 from ..host.read_context import ReadContext, use_read_context
 from ..host.settings import current_settings
+from ..host.track import InlineTrack, Track, TrackClosedError, log
 from ..order.position import Remainder
 from ..order.rows import Rows
 from ..pipeline.execute import routed_rows
@@ -28,10 +30,8 @@ from ..pipeline.pipeline import run_by
 from ..pipeline.positional import Positional
 from ..pipeline.source import Source
 from ..pipeline.walk import Walk
-from .crew import Crew
 from .options import Options
 from .rows_ahead import Routes
-from .track import InlineTrack, Track, TrackClosedError, log
 
 _MOST_WALKS = 16
 _MOST_SERVED = 8

@@ -171,7 +171,7 @@ class IteratorData(ElementData):
         with self._lock:
             for lane, at in enumerate(places):
                 try:
-                    value = at_element(label, rows, lane, lambda at=at: self._element(at))
+                    value = at_element(label, rows, lane, self._element, at)
                 except _BrokenIterator as broken:
                     raise broken.reported(label, rows) from None
                 values.append(value)

@@ -21,10 +21,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..base.errors import CerealError
-from ..host.buffers import Buffers
-from ..host.read_context import Failed, OnError, ReadContext, annotate, raise_it, use_read_context
-from ..host.settings import Settings, current_settings
+from .buffers import Buffers
 from .crew import Crew
+from .read_context import Failed, OnError, ReadContext, annotate, raise_it, use_read_context
+from .settings import Settings, current_settings
 
 log = logging.getLogger("cereal")
 LATE = 5.0  # seconds after which a line says what is being waited for

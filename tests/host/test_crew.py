@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.workers.reading import OwnError, until, within
 
-from cereal.workers.crew import Crew
+from cereal.host.crew import Crew
 
 
 class Jobs:

@@ -27,7 +27,7 @@ from cereal import (
     RangeSource,
     save_arrays,
 )
-from cereal.workers import track
+from cereal.host import track
 
 N, BATCH = 22, 4
 SQUARES = np.arange(N, dtype=np.int32) ** 2
