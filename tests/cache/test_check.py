@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.transforms.hidden import HOW, N, batches, hidden, scaled
+from tests.cache.hidden import HOW, N, batches, hidden, scaled
 
 from cereal import (
     BatchTransform,

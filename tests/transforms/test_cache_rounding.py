@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.transforms.hidden import HOW, N, batches
+from tests.cache.hidden import HOW, N, batches
 
 from cereal import (
     ArraySampleSource,

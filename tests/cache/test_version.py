@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.transforms.hidden import batches, hidden
+from tests.cache.hidden import batches, hidden
 
 from cereal import (
     CacheTransform,
