@@ -44,7 +44,9 @@ class Pace:
                 self._piece = max(1, int(len(piece) / took * _SECONDS / 2))
         if len(parts) == 1:
             return parts[0]
-        lanes = jax.tree.map(lambda *each: np.concatenate(each), *(part.lanes for part in parts))
+        lanes = jax.tree.map(
+            lambda *each: np.concatenate(each), *(part.without_key for part in parts)
+        )
         return lanes.replaced(key=parts[0].key)
 
     @contextlib.contextmanager

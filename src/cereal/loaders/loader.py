@@ -26,7 +26,7 @@ from ..pipeline.positional import Positional
 from ..pipeline.source import Mask, Source
 from ..pipeline.state import PipelineState, check_state, key_words, make_words
 from ..workers.options import check_options
-from ..workers.read_service import with_readers
+from ..workers.read_service import with_service
 from .compose import compose, refuse_misplaced, refuse_options
 from .drawing import draw, summary
 from .flax_states import enter_into_flax
@@ -124,7 +124,7 @@ class DataLoader(Generic[T]):
         refuse_misplaced(misplaced)
         refuse_options(options)
         chosen = check_options(workers, prefetch, on_error, timeout)
-        set_fields(self, running=with_readers(compose(pipeline), chosen))
+        set_fields(self, running=with_service(compose(pipeline), chosen))
 
     @property
     def source(self) -> Source[T]:
@@ -132,9 +132,9 @@ class DataLoader(Generic[T]):
         return as_built(self.running)
 
     @property
-    def readers(self) -> Any:
+    def service(self) -> Any:
         """Who reads what Python makes of the pipeline; None: it makes nothing."""
-        return getattr(self.running, "readers", None)
+        return getattr(self.running, "service", None)
 
     # One step
 
@@ -342,14 +342,14 @@ class DataLoader(Generic[T]):
         return f"DataLoader: {summary(self.source)}\n{draw(self.source, self._reading())}"
 
     def _reading(self) -> str:
-        return "" if self.readers is None else self.readers.in_words()
+        return "" if self.service is None else self.service.in_words()
 
     # The host part
 
     @property
     def skipped(self) -> int:
         """How many elements were left out because of errors, under `on_error`."""
-        return 0 if self.readers is None else self.readers.skipped
+        return 0 if self.service is None else self.service.skipped
 
     def read_element(self, index: int, *, key: Any = 0, epoch: int = 0) -> Any:
         """The element of an index as it is before batching, read by the caller; for debugging.
@@ -370,8 +370,8 @@ class DataLoader(Generic[T]):
 
         Raises what a host function raised in a program over several devices, and nobody has seen.
         """
-        if self.readers is not None:
-            self.readers.close()
+        if self.service is not None:
+            self.service.close()
         self.source.close()
         raise_unseen()
 

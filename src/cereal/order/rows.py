@@ -41,7 +41,7 @@ class Rows:
     high: Any = None  # a word above the index: of 64 bits, or how often it came before; None: 0
 
     @property
-    def lanes(self) -> Rows:
+    def without_key(self) -> Rows:
         """Everything but the key: what a scan or a vmap goes over."""
         return self.replaced(key=None)
 

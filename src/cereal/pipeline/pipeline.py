@@ -37,7 +37,7 @@ class Pipeline(Positional[T_co]):
 
     source: Any  # an indexed source
     stages: tuple[Placed, ...]
-    readers: Any = None  # of a loader: who reads what Python makes of it
+    service: Any = None  # of a loader: who reads what Python makes of it
     skips: bool = static_field(default=False)  # whether they leave out what fails
 
     def element_spec(self) -> Any:
@@ -69,8 +69,8 @@ class Pipeline(Positional[T_co]):
         return self.source._iterators
 
     @property
-    def _service(self) -> int | None:
-        return None if self.readers is None else self.readers.number
+    def _service_number(self) -> int | None:
+        return None if self.service is None else self.service.number
 
     @cached_property
     def _host_stages(self) -> tuple[Placed, ...]:
@@ -82,14 +82,14 @@ class Pipeline(Positional[T_co]):
         return self.source._route(rows)
 
     def _next_rows(self, words: Any) -> tuple[Rows, Any]:
-        if self.readers is None or not self.readers.threads:
+        if self.service is None or not self.service.threads:
             return super()._next_rows(words)
-        return self.readers.next_rows(self, words)
+        return self.service.next_rows(self, words)
 
     def _fetch(self, rows: Rows) -> Rows:
-        if self.readers is None or isinstance(rows.index, jax.ShapeDtypeStruct):
+        if self.service is None or isinstance(rows.index, jax.ShapeDtypeStruct):
             return self._fetch_here(rows)
-        return self.readers.fetch_now(self, rows, in_program=False)
+        return self.service.fetch_now(self, rows, in_program=False)
 
     def _fetch_here(self, rows: Rows) -> Rows:
         """The same in the way that this thread reads: a loader's workers have set it."""
@@ -189,18 +189,18 @@ def elements_of(source: Positional[Any]) -> Any:
     return make_pipeline(root, stages[: batched.index(True)]) if any(batched) else source
 
 
-def run_by(source: Positional[Any], readers: Any, skips: bool = False) -> Any:
-    """The pipeline as a loader runs it, whose readers read what Python makes."""
+def run_by(source: Positional[Any], service: Any, skips: bool = False) -> Any:
+    """The pipeline as a loader runs it, whose service read what Python makes."""
     if isinstance(source, Pipeline):
-        return set_copy(source, readers=readers, skips=skips)
-    return IndexedPipeline(source, (), readers, skips)
+        return set_copy(source, service=service, skips=skips)
+    return IndexedPipeline(source, (), service, skips)
 
 
 def as_built(source: Any) -> Any:
-    """The pipeline without the readers of a loader."""
-    if not isinstance(source, Pipeline) or source.readers is None:
+    """The pipeline without the service of a loader."""
+    if not isinstance(source, Pipeline) or source.service is None:
         return source
-    return set_copy(source, readers=None, skips=False) if source.stages else source.source
+    return set_copy(source, service=None, skips=False) if source.stages else source.source
 
 
 def _read_rows(source: Any, rows: Rows) -> tuple[Any, Any]:
@@ -211,4 +211,4 @@ def _read_rows(source: Any, rows: Rows) -> tuple[Any, Any]:
     def read(lanes: Rows) -> tuple[Any, Any]:
         return _read_rows(source, lanes.replaced(key=rows.key))
 
-    return jax.vmap(read)(rows.lanes)
+    return jax.vmap(read)(rows.without_key)

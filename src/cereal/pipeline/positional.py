@@ -77,7 +77,7 @@ class Positional(Source[T_co]):
         return None
 
     @property
-    def _service(self) -> int | None:
+    def _service_number(self) -> int | None:
         """The number of who reads ahead for callbacks of programs."""
         return None
 

@@ -86,8 +86,8 @@ def _without_workers(data: DataLoader[Any] | Source[Any]) -> DataLoader[Any]:
     """The same pipeline, read by the caller."""
     if isinstance(data, Source):
         return DataLoader(data, workers=0)
-    readers = data.readers
-    on_error = "raise" if readers is None else readers.options.on_error
+    service = data.service
+    on_error = "raise" if service is None else service.options.on_error
     return DataLoader(data.source, workers=0, on_error=on_error)
 
 

@@ -132,11 +132,11 @@ class Unstacked(OverMembers[T_co]):
 
     def _route(self, rows: Rows) -> Rows:
         outer = rows.replaced(index=rows.index // rows.index.dtype.type(self.size))
-        return rows.replaced(below=self.source._route(outer).lanes)
+        return rows.replaced(below=self.source._route(outer).without_key)
 
     def _fetch(self, rows: Rows) -> Rows:
         below = self.source._fetch(rows.below.replaced(key=rows.key))
-        return rows.replaced(below=below.lanes)
+        return rows.replaced(below=below.without_key)
 
     def _read(self, rows: Rows) -> tuple[T_co, Any]:
         if rows.index.ndim == 0:

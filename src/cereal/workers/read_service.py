@@ -39,7 +39,7 @@ _FIRST_SKIPS = 3
 _NOTHING = contextlib.nullcontext()
 
 
-class Readers(HostData):
+class ReadService(HostData):
     """All that reads for one loader."""
 
     def __init__(self, source: Any, options: Options) -> None:
@@ -83,7 +83,7 @@ class Readers(HostData):
         prefetch: int | None = None,
     ) -> Track | InlineTrack:
         """The steps from a position on; who takes it closes it."""
-        source = without_readers(source)
+        source = without_service(source)
         routes = Routes(
             source, words, remainder=remainder, steps_at_once=steps_at_once, total=total
         )
@@ -210,7 +210,7 @@ class Readers(HostData):
 
         If the caller then asks for the position after it, the following ones are read ahead.
         """
-        words, source = to_host(words), without_readers(source)
+        words, source = to_host(words), without_service(source)
         with self._lock:
             walk, step, following = self._walk("python", source, words, self.prefetch)
         fetched = self._take(walk, step, None)
@@ -220,21 +220,21 @@ class Readers(HostData):
         return fetched, to_device(following)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Readers, (self.source, self.options)
+        return ReadService, (self.source, self.options)
 
 
-def with_readers(source: Source[Any], options: Options) -> Source[Any]:
-    """The pipeline with readers of its own, if Python reads a part of it."""
+def with_service(source: Source[Any], options: Options) -> Source[Any]:
+    """The pipeline with service of its own, if Python reads a part of it."""
     if not isinstance(source, Positional) or not source.traits.host:
         options.warn_unused()
         return source
-    bare = without_readers(source)
-    return run_by(bare, Readers(bare, options), options.skips)
+    bare = without_service(source)
+    return run_by(bare, ReadService(bare, options), options.skips)
 
 
-def without_readers(source: Positional[Any]) -> Any:
+def without_service(source: Positional[Any]) -> Any:
     """The pipeline as threads have it: they must not keep alive who would end them."""
-    return run_by(source, None) if getattr(source, "readers", source) is not None else source
+    return run_by(source, None) if getattr(source, "service", source) is not None else source
 
 
 class _Answer(Future[Rows]):
@@ -275,24 +275,24 @@ class _Walk:
         self._begun = 0  # steps that were read without a track
         self._next = 0  # the step to be taken
         self.settings = current_settings()
-        self.users = 0  # those who are about to take, with the lock of the readers
+        self.users = 0  # those who are about to take, with the lock of the service
 
     def following(self) -> tuple[int, np.ndarray]:
         """The step that is asked for now, and the words of the position after it."""
         self._asked += 1
         return self._asked - 1, self._steps.words_at(self._asked)
 
-    def take(self, readers: Readers, step: int, rows: Rows | None) -> Rows | None:
+    def take(self, service: ReadService, step: int, rows: Rows | None) -> Rows | None:
         """A step's rows, fetched; None if another one was taken before it, or if they are not as
         predicted: a program may have other tables."""
         with self._lock:
             if self._track is None and not self._in_program and step == 0:
                 # Nobody knows whether the next one will be asked for.
-                fetched = readers.fetch_now(self._source, self._routes(0), in_program=False)
+                fetched = service.fetch_now(self._source, self._routes(0), in_program=False)
                 self._begun = self._next = 1
                 return fetched
             if self._track is None:
-                self._track = readers.open_track(
+                self._track = service.open_track(
                     self._source,
                     self._rows_of,
                     prefetch=self._prefetch,

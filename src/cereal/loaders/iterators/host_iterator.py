@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class HostIterator(WalkingIterator[T]):
-    """Gives what the loader's readers read."""
+    """Gives what the loader's service read."""
 
     _source: Any
     _track: Any
@@ -59,7 +59,7 @@ class HostIterator(WalkingIterator[T]):
         """Lets reading begin, or begin again, at this step."""
         source, walk = self._source, self._walk
         total = None if walk.total is None else walk.total - step
-        track = source.readers.track(source, to_device(walk.words_at(step)), total)
+        track = source.service.track(source, to_device(walk.words_at(step)), total)
         self._track, self._base = track, step
         self._close = weakref.finalize(self, _abandon, track)
         track.start()
@@ -151,7 +151,7 @@ class HostIterator(WalkingIterator[T]):
     @property
     def skipped(self) -> int:
         """Elements that the loader left out because of errors, so far."""
-        return self._source.readers.skipped
+        return self._source.service.skipped
 
 
 def _abandon(track: Any) -> None:

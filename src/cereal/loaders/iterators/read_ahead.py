@@ -41,7 +41,7 @@ def _read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[An
     def one(_: None, lanes: Rows) -> tuple[None, Any]:
         return None, read(lanes.replaced(key=rows.key))
 
-    _, stacked = lax.scan(one, None, rows.lanes)
+    _, stacked = lax.scan(one, None, rows.without_key)
     return [jax.tree.map(lambda x, k=k: x[k], stacked) for k in range(count)], words
 
 

@@ -154,7 +154,7 @@ def scan_read(
         mask = jnp.ones(lanes, jnp.bool_) if mask is None else mask
         return body(carry, *placed(source.traits, values, mask))
 
-    return lax.scan(one, carry, rows.lanes, unroll=unroll)
+    return lax.scan(one, carry, rows.without_key, unroll=unroll)
 
 
 def _scan_rows(

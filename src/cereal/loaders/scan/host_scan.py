@@ -76,12 +76,12 @@ def scan_host(
 
 def _track(source: Any, words: Any, count: int, each: int, remainder: Remainder | None) -> Any:
     """So many chunks of `each` steps, read ahead."""
-    readers = source.readers
-    return readers.track(
+    service = source.service
+    return service.track(
         source,
         words,
         count,
         remainder=remainder,
         steps_at_once=each,
-        prefetch=max(1, -(-readers.prefetch // each)),
+        prefetch=max(1, -(-service.prefetch // each)),
     )

@@ -63,11 +63,11 @@ class Routed(OverMembers[T_co]):
         return self._describe_as(path=self.path.identity, **merged)
 
     def _route(self, rows: Rows) -> Rows:
-        return rows.replaced(below=self.store._route(self.path.locate(rows)).lanes)
+        return rows.replaced(below=self.store._route(self.path.locate(rows)).without_key)
 
     def _fetch(self, rows: Rows) -> Rows:
         below = self.store._fetch(rows.below.replaced(key=rows.key))
-        return rows.replaced(below=below.lanes)
+        return rows.replaced(below=below.without_key)
 
     def _produce(self, rows: Rows) -> ElementBatch:
         taken, valid = self.store._produce(rows.below.replaced(key=rows.key)), rows.below.valid

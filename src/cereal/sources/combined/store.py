@@ -64,11 +64,11 @@ class Store(OverMembers[Any]):
         return self._describe_as(**merged)
 
     def _route(self, rows: Rows) -> Rows:
-        below = [base._route(each).lanes for base, each in self._each(rows)]
+        below = [base._route(each).without_key for base, each in self._each(rows)]
         return rows.replaced(below=tuple(below))
 
     def _fetch(self, rows: Rows) -> Rows:
-        below = [base._fetch(each).lanes for base, each in self._below(rows)]
+        below = [base._fetch(each).without_key for base, each in self._below(rows)]
         return rows.replaced(below=tuple(below))
 
     def _read(self, rows: Rows) -> tuple[Any, Any]:

@@ -89,10 +89,12 @@ class ZipSource(OverMembers[Any]):
         return self._describe_as(path=path, **self._merged())
 
     def _route(self, rows: Rows) -> Rows:
-        return rows.replaced(below=tuple(source._route(rows).lanes for source in self.sources))
+        return rows.replaced(
+            below=tuple(source._route(rows).without_key for source in self.sources)
+        )
 
     def _fetch(self, rows: Rows) -> Rows:
-        below = [source._fetch(each).lanes for source, each in self._below(rows)]
+        below = [source._fetch(each).without_key for source, each in self._below(rows)]
         return rows.replaced(below=tuple(below))
 
     def _below(self, rows: Rows) -> list[tuple[Any, Rows]]:
