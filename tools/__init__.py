@@ -1,0 +1,1 @@
+"""Scripts that draw and check the project itself."""

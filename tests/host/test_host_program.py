@@ -26,7 +26,7 @@ from cereal import (
     SliceSource,
     WeightedSampling,
 )
-from cereal.workers import read_service as workers_readers
+from cereal.workers import read_service
 
 pytestmark = pytest.mark.optimized
 
@@ -49,7 +49,7 @@ def at(step: int, n: int = N) -> list[int]:
 
 
 def tracks_of(loader: Any) -> int:
-    return len(loader.running.readers.crew._tracks)
+    return len(loader.running.service.crew._tracks)
 
 
 # Positions
@@ -250,7 +250,7 @@ def test_threads_call_one_program_at_the_same_and_at_other_positions(workers: in
 
 
 def test_more_callers_at_once_than_walks_are_remembered() -> None:
-    many = workers_readers._MOST_WALKS + 24
+    many = read_service._MOST_WALKS + 24
     together = threading.Barrier(many, timeout=GUARD)
     with make(ordering="shuffle", workers=1) as loader:
         step = jax.jit(loader.next_batch)
@@ -272,7 +272,7 @@ def test_callers_outside_of_programs_that_overtake_each_other_get_their_own_posi
 ) -> None:
     """The thread at step 2 has found its walk, and the one at step 3 comes first."""
     found, waits, overtaken = {}, threading.Event(), threading.Event()
-    take = workers_readers._Walk.take
+    take = read_service._Walk.take
 
     def paused(walk: Any, *args: Any) -> Any:
         if threading.current_thread().name == "slow":
@@ -284,7 +284,7 @@ def test_callers_outside_of_programs_that_overtake_each_other_get_their_own_posi
         state = loader.init_state(0)
         for _ in range(2):
             _, state, _ = loader.next_batch(state)
-        monkeypatch.setattr(workers_readers._Walk, "take", paused)
+        monkeypatch.setattr(read_service._Walk, "take", paused)
 
         def slow() -> None:
             found[2] = loader.next_batch(loader.state_at(0, 2))[0].tolist()
@@ -324,7 +324,7 @@ def test_programs_that_jump_about_leave_a_bounded_number_of_walks() -> None:
         step = jax.jit(loader.next_batch)
         for place in range(0, 400, 2):
             jax.block_until_ready(step(loader.state_at(0, place)))
-        assert tracks_of(loader) <= workers_readers._MOST_WALKS
+        assert tracks_of(loader) <= read_service._MOST_WALKS
 
 
 def test_after_an_error_in_one_lane_the_others_are_read_once_again() -> None:

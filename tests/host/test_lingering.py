@@ -81,7 +81,7 @@ def called(road: Callable[..., Any], how: str, gate: Gate, workers: int) -> tupl
     source = DiskSampleSource(N, gate, sample_spec=spec)
     loader = DataLoader([source, BatchTransform(B)], workers=workers)
     state = spread(loader.init_state(0))
-    data = weakref.ref(loader.running.readers)  # type: ignore[attr-defined]
+    data = weakref.ref(loader.running.service)  # type: ignore[attr-defined]
     if how == "passed":
         return jax.jit(road)(loader, state), data
     if how == "captured":
@@ -129,7 +129,7 @@ def test_a_loader_that_is_rebound_in_every_round_is_read_to_the_end() -> None:
         source = DiskSampleSource(N, lambda i, offset=offset: np.float32(i + offset))
         loader = DataLoader([source, BatchTransform(B)], workers=1)
         found.append(program(loader, spread(loader.init_state(0))))
-        data.append(weakref.ref(loader.running.readers))  # type: ignore[attr-defined]
+        data.append(weakref.ref(loader.running.service))  # type: ignore[attr-defined]
     loader = source = None
     assert [float(total) for total in found] == [TOTAL + N * offset for offset in range(4)]
     assert all(gone(each) for each in data)
@@ -151,7 +151,7 @@ def test_a_source_without_a_loader_is_read_to_the_end_too() -> None:
 def test_data_that_no_program_reads_goes_at_once() -> None:
     loader = DataLoader([DiskSampleSource(N, np.float32), BatchTransform(B)], workers=1)
     list(loader.iterate(loader.init_state(0)))
-    data = weakref.ref(loader.running.readers)  # type: ignore[attr-defined]
+    data = weakref.ref(loader.running.service)  # type: ignore[attr-defined]
     del loader
     gc.collect()
     assert data() is None

@@ -256,7 +256,7 @@ def test_without_workers_nothing_is_read_ahead() -> None:
 def test_one_call_serves_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     with make() as loader:
         calls: list[int] = []
-        readers: Any = loader.running.readers  # type: ignore[attr-defined]
+        readers: Any = loader.running.service  # type: ignore[attr-defined]
         serve = readers.serve
         monkeypatch.setattr(readers, "serve", lambda r: (calls.append(len(r)), serve(r))[1])
         keys = jax.random.split(jax.random.key(0), 5)

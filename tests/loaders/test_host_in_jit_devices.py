@@ -102,7 +102,7 @@ def test_devices_that_ask_for_one_position_read_it_once() -> None:
         for number in range(8):
             total, state = jax.block_until_ready(step(state))
             assert total.tolist() == [4 * x for x in at(number)]
-        readers: Any = loader.running.readers  # type: ignore[attr-defined]
+        readers: Any = loader.running.service  # type: ignore[attr-defined]
         assert len(readers.crew._tracks) <= 2
         assert max(counts.values()) == 1
 

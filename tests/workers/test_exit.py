@@ -219,7 +219,7 @@ def test_a_loader_may_be_collected_while_its_crew_decides() -> None:
 loader = loader_of(lambda i: i, 4000, 4, workers=2, prefetch=2)
 iterator = loader.iterate()
 next(iterator)
-crew = loader.running.readers.crew
+crew = loader.running.service.crew
 iterator.me = [iterator, loader]
 del iterator, loader
 def collect():

@@ -330,7 +330,7 @@ def test_closing_a_loader_wakes_who_waits_for_it() -> None:
     threads[0].start()
     assert begun.wait(60)
     threads[1].start()
-    tracks = loader.running.readers.crew._tracks  # type: ignore[attr-defined]
+    tracks = loader.running.service.crew._tracks  # type: ignore[attr-defined]
     assert until(lambda: len(tracks) == 2 and all(each._wanted for each in tracks))
     time.sleep(0.2)
     loader.close()
@@ -345,7 +345,7 @@ def test_asking_twice_for_every_state_does_not_gather_walks() -> None:
         first, _, _ = loader.next_batch(state)
         again, state, _ = loader.next_batch(state)
         assert first.tolist() == again.tolist() == chunks(4000, BATCH)[step]
-    tracks = loader.running.readers.crew._tracks  # type: ignore[attr-defined]
+    tracks = loader.running.service.crew._tracks  # type: ignore[attr-defined]
     assert len(tracks) <= 16
     loader.close()
 
@@ -356,7 +356,7 @@ def test_states_from_everywhere_do_not_gather_walks() -> None:
         batch, state, _ = loader.next_batch(loader.state_at(0, 7 * step))
         assert batch.tolist() == chunks(4000, BATCH)[7 * step]
         assert loader.next_batch(state)[0].tolist() == chunks(4000, BATCH)[7 * step + 1]
-    tracks = loader.running.readers.crew._tracks  # type: ignore[attr-defined]
+    tracks = loader.running.service.crew._tracks  # type: ignore[attr-defined]
     assert len(tracks) <= 16
     loader.close()
     assert until(lambda: not workers(), 20)

@@ -50,11 +50,11 @@ def test_a_memmap_alone_has_no_workers_and_with_a_host_stage_it_has(tmp_path: Pa
     cereal.save_arrays(tmp_path / "a", np.arange(24, dtype=np.int32))
     source = MemmapSource(tmp_path / "a", ordering="sequential")
     alone = DataLoader([source, BatchTransform(4), MapTransform(lambda x: x)])
-    assert alone.running.readers.threads == 0  # type: ignore[attr-defined]
+    assert alone.running.service.threads == 0  # type: ignore[attr-defined]
     staged = DataLoader([source, HostMapTransform(lambda x: x), BatchTransform(4)])
-    assert staged.running.readers.threads == SOME  # type: ignore[attr-defined]
+    assert staged.running.service.threads == SOME  # type: ignore[attr-defined]
     told = DataLoader([source, BatchTransform(4)], workers=3)
-    assert told.running.readers.threads == 3  # type: ignore[attr-defined]
+    assert told.running.service.threads == 3  # type: ignore[attr-defined]
     for loader in (alone, staged, told):
         assert numbers(loader.iterate(loader.init_state(0))) == chunks(24, 4)
     assert not workers()
@@ -62,7 +62,7 @@ def test_a_memmap_alone_has_no_workers_and_with_a_host_stage_it_has(tmp_path: Pa
 
 def test_other_sources_have_as_many_workers_as_there_are_processors_up_to_four() -> None:
     loader = loader_of(lambda i: i)
-    assert loader.running.readers.threads == SOME  # type: ignore[attr-defined]
+    assert loader.running.service.threads == SOME  # type: ignore[attr-defined]
     assert f"{SOME} thread" in repr(loader)
 
 
@@ -97,9 +97,9 @@ def test_prefetch_size_counts_elements(size: int) -> None:
     spec = jax.ShapeDtypeStruct((), np.int32)
     source = cereal.DiskSampleSource(400, lambda i: i, spec, "sequential", prefetch_size=size)
     loader = DataLoader([source, BatchTransform(8)], workers=2)
-    assert loader.running.readers.prefetch == max(2, -(-size // 8))  # type: ignore[attr-defined]
+    assert loader.running.service.prefetch == max(2, -(-size // 8))  # type: ignore[attr-defined]
     told = DataLoader([source, BatchTransform(8)], workers=2, prefetch=5)
-    assert told.running.readers.prefetch == 5  # type: ignore[attr-defined]
+    assert told.running.service.prefetch == 5  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["workers", "prefetch"])

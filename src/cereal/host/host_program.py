@@ -31,11 +31,8 @@ def fetched_in_program(source: Any, rows: Rows, position: Any = None) -> Rows:
     """
     for data in host_data_in(source):
         data.enter_program()
-    service, identity, settings = (
-        source._service_number,
-        identity_on_host(source),
-        settings_of_program(),
-    )
+    service, identity = source._service_number, identity_on_host(source)
+    settings = settings_of_program()
     received = whole_index if source._plan.wide else lambda rows: rows
     leaves, structure = jax.tree.flatten(source)
     leaves = leaves if service is None else []  # a service has the source itself
