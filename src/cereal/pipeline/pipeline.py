@@ -73,6 +73,11 @@ class Pipeline(Positional[T_co]):
         return None if self.service is None else self.service.number
 
     @cached_property
+    def _without_service(self) -> Any:
+        """The same pipeline as it was before a loader took it."""
+        return set_copy(self, service=None, skips=False)
+
+    @cached_property
     def _host_stages(self) -> tuple[Placed, ...]:
         """The stages that Python runs, and the batchings among them."""
         numbers = [number for number, placed in enumerate(self.stages) if placed.on_host]
@@ -197,10 +202,10 @@ def run_by(source: Positional[Any], service: Any, skips: bool = False) -> Any:
 
 
 def as_built(source: Any) -> Any:
-    """The pipeline without the service of a loader."""
+    """The pipeline without the service of a loader, as the user built it."""
     if not isinstance(source, Pipeline) or source.service is None:
         return source
-    return set_copy(source, service=None, skips=False) if source.stages else source.source
+    return source._without_service if source.stages else source.source
 
 
 def _read_rows(source: Any, rows: Rows) -> tuple[Any, Any]:

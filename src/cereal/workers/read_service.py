@@ -26,7 +26,7 @@ from ..host.track import InlineTrack, Track, TrackClosedError, log
 from ..order.position import Remainder
 from ..order.rows import Rows
 from ..pipeline.execute import routed_rows
-from ..pipeline.pipeline import run_by
+from ..pipeline.pipeline import Pipeline, run_by
 from ..pipeline.positional import Positional
 from ..pipeline.source import Source
 from ..pipeline.walk import Walk
@@ -234,7 +234,9 @@ def with_service(source: Source[Any], options: Options) -> Source[Any]:
 
 def without_service(source: Positional[Any]) -> Any:
     """The pipeline as threads have it: they must not keep alive who would end them."""
-    return run_by(source, None) if getattr(source, "service", source) is not None else source
+    if not isinstance(source, Pipeline):
+        return run_by(source, None)
+    return source if source.service is None else source._without_service
 
 
 class _Answer(Future[Rows]):
