@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import jax
@@ -223,3 +224,20 @@ def test_a_state_beyond_the_data_is_refused_where_its_words_are_looked_at() -> N
     for use in (loader.iterate, loader.next_batch):
         with pytest.raises(cereal.StateError, match=match):
             use(state)
+
+
+def test_a_state_that_version_0_1_0_pickled_is_understood() -> None:
+    train, _ = cereal.split(cereal.RangeSource(10), (0.8, 0.2), key=1, ordering="shuffle")
+    stages = [train, cereal.RandomMapTransform(lambda x, key: x), cereal.BatchTransform(4)]
+    loader = cereal.DataLoader(stages)
+    old = Fingerprint(8, "shuffle of split(0, 8, dd9eb80c)", 1)  # type: ignore[arg-type]
+    pickled = pickle.dumps(old, protocol=0).replace(b"cereal.pipeline.state", b"cereal.core.state")
+    assert b"cereal.core.state" in pickled
+    words = jnp.asarray(make_words((0, 3), 0, 4))
+    state = cereal.PipelineState(words, pickle.loads(pickled))
+    batch, after, _ = loader.next_batch(state)
+    assert batch.tolist() == [2, 9, 4, 3]
+    assert loader.next_batch(after)[0].shape == (4,)
+    other = cereal.PipelineState(words, Fingerprint(8, "shuffle", 1))  # type: ignore[arg-type]
+    with pytest.raises(cereal.StateError, match="it has ordering=shuffle, this one has ordering="):
+        loader.next_batch(other)

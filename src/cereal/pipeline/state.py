@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
@@ -26,6 +27,10 @@ class Fingerprint(NamedTuple):
     length: int
     ordering: Identity  # a word, in states that version 0.1.0 wrote
     random_stages: int
+
+
+# States that version 0.1.0 pickled name this module so; Python looks for it among those loaded.
+sys.modules.setdefault("cereal.core.state", sys.modules[__name__])
 
 
 @pytree_dataclass
