@@ -78,10 +78,12 @@ def way_of_files() -> list[str]:
 
 def way_of_arrays() -> list[str]:
     """The rooms that a batch of arrays passes when its program is traced."""
+    import jax
     import numpy as np
 
     import cereal
 
+    jax.clear_caches()  # so that the program is traced
     loader = cereal.DataLoader(
         [cereal.ArraySampleSource(np.arange(64.0), "shuffle"), cereal.BatchTransform(4)]
     )

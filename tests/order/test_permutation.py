@@ -155,11 +155,11 @@ def test_the_form_for_accelerators_agrees_with_numpy(
 ) -> None:
     chosen = []
 
-    def platform_dependent(*args: Any, default: Any, **others: Any) -> Any:
+    def by_platform(*args: Any, default: Any, **others: Any) -> Any:
         chosen.append(default)
         return default(*args)
 
-    monkeypatch.setattr(lax, "platform_dependent", platform_dependent)
+    monkeypatch.setattr("cereal.order.permutation.by_platform", by_platform)
     position = some_positions(n, 2000)
     column = np.arange(position.size) % len(epochs)
     index = on_device((1, 2), epochs, column, position, n)

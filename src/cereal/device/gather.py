@@ -15,6 +15,7 @@ from jax import lax
 
 from ..base.jax_internals import run_on_host
 from .explicit_axes import explicit_mesh, gathered, reshaped
+from .platforms import by_platform
 from .words import WordRows
 
 # An H200 gathers bytes at 1.5 TB/s and words at 3.2 (the two bitcasts are free); below about a
@@ -32,7 +33,7 @@ def take_rows(array: Any, indices: Any) -> Any:
     if jax.typeof(array).memory_space == jax.memory.Space.Host:
         return _take_from_host(array, indices)
     if _as_words(array, indices.shape[0]):
-        return lax.platform_dependent(array, indices, cpu=gathered, default=_take_words)
+        return by_platform(array, indices, cpu=gathered, default=_take_words)
     return gathered(array, indices)
 
 

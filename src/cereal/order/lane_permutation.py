@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..device.platforms import by_platform
 from .permutation import ROUNDS, round_numpy, round_traced
 from .words64 import high_word
 
@@ -63,7 +64,7 @@ def _permute_traced(position: Words, first: Words, second: Words, n: Words) -> W
                 position = one_round(position, step, first, second, n)
         return position
 
-    return lax.platform_dependent(position, first, second, n, cpu=rolled, default=unrolled)
+    return by_platform(position, first, second, n, cpu=rolled, default=unrolled)
 
 
 def _hash(x: Words) -> Words:

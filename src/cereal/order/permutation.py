@@ -27,6 +27,7 @@ from jax import lax
 
 from ..base.errors import PipelineError
 from ..device.explicit_axes import gathered
+from ..device.platforms import by_platform
 from .threefry import ORDER, threefry
 from .words64 import high_word
 
@@ -99,7 +100,7 @@ def _permute_traced(position: Words, column: Words, constants: Pair, n: int) -> 
 
     # XLA's CPU compiler fuses unrolled rounds into whatever reads the batch and evaluates them
     # once per pixel; a loop it cannot fuse. On a GPU a loop waits for the host at every trip.
-    return lax.platform_dependent(position, column, constants, cpu=rolled, default=unrolled)
+    return by_platform(position, column, constants, cpu=rolled, default=unrolled)
 
 
 def _of_lane(table: Words, column: Words) -> Words:

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ..device.explicit_axes import gathered
+from ..device.platforms import by_platform
 
 _FEW = 64
 
@@ -24,7 +24,7 @@ def count_up_to(table: Any, values: Any) -> Any:
         return find(table, values, method="compare_all")
     # A loop on the CPU, which XLA cannot fuse into what reads the batch; on a GPU a loop waits
     # for the host at every trip.
-    return lax.platform_dependent(
+    return by_platform(
         table,
         values,
         cpu=partial(find, method="scan"),

@@ -20,6 +20,7 @@ from ..base.capture import is_traced
 from ..base.errors import PipelineError, UsageError
 from ..base.numbers import as_count
 from ..base.spec import at_least_float32, format_spec
+from ..device.platforms import by_platform
 
 
 def reward_to_go(
@@ -150,7 +151,7 @@ def backwards(factor: jax.Array, added: jax.Array) -> jax.Array:
     start a kernel for every step (37 ms), so there all steps add up windows that double (0.07 ms).
     """
     factor = jnp.broadcast_to(factor, added.shape)
-    return lax.platform_dependent(factor, added, cpu=_one_by_one, default=_by_doubling)
+    return by_platform(factor, added, cpu=_one_by_one, default=_by_doubling)
 
 
 def _one_by_one(factor: jax.Array, added: jax.Array) -> jax.Array:

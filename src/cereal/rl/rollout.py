@@ -24,6 +24,7 @@ from ..base.foreign_errors import maps_what_is_shared
 from ..base.numbers import as_count
 from ..base.pytree import pytree_dataclass, set_copy, set_fields, static_field
 from ..base.spec import Spec, strong
+from ..device.platforms import by_platform
 from ..functions.compiled import TracedAgain
 from ..functions.function import Function
 from ..functions.opaque import Opaque, hold
@@ -249,7 +250,7 @@ class RolloutSource(CompiledStream[Transition]):
 
         if self._long_reset:
             return reset_if_any(_strong(going))
-        return jax.lax.platform_dependent(_strong(going), cpu=reset_if_any, default=reset)
+        return by_platform(_strong(going), cpu=reset_if_any, default=reset)
 
     @property
     def _purposes(self) -> tuple[int, ...]:
