@@ -14,7 +14,7 @@ TORCH ?= torch==2.13.0
 COUNT ?=
 MINUTES ?=
 SEED ?= 0
-.PHONY: help install demo test slow fuzz elastic test-bridges tutorial lint types bench clean
+.PHONY: help install demo test units slow fuzz elastic test-bridges tutorial lint types bench clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,7 +40,10 @@ demo: $(PACKAGE) ## Train a small classifier on handwritten digits, offline, in 
 	@echo "== Training a small network on handwritten digits: examples/digits.py"
 	$(BIN)/python examples/digits.py
 
-test: lint types $(INSTALLED) ## Lint, types and all tests
+test: lint ## Lint, types and all tests
+	@$(MAKE) --no-print-directory --jobs 2 types units
+
+units: $(INSTALLED) ## All tests but those that take long
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 slow: $(INSTALLED) ## The tests that take long: processes, devices, interrupts, combinations, optimised programs
