@@ -32,10 +32,8 @@ from cereal.base.fitting import canonical, check_fits, narrowed
 LARGE = 2**40 + 5
 IDS = np.array([3, LARGE, 7])
 FLOATS = np.array([1.0, 1e300, 2.0])
-INT = re.escape(
-    f"the integer {LARGE} does not fit int32, which JAX has in its place; switch 64-bit"
-)
-FLOAT = r"the number 1e\+300 does not fit float32, which JAX has in its place: it would become inf"
+INT = re.escape(f"the integer {LARGE} does not fit int32, which JAX uses instead; switch 64-bit")
+FLOAT = r"the number 1e\+300 does not fit float32, which JAX uses instead: it would become inf"
 
 
 def first(*stages):

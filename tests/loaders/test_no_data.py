@@ -109,7 +109,7 @@ def test_what_only_iterates_is_told_who_shuffles() -> None:
 
 
 def test_a_batch_does_not_shuffle() -> None:
-    with pytest.raises(UsageError, match=r"BatchTransform has no `shuffle=`; the order is the sou"):
+    with pytest.raises(UsageError, match=r"BatchTransform has no `shuffle=`; write `ordering="):
         BatchTransform(4, shuffle=True)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match=r"`BatchTransform\(batch_size, collate=fn\)`"):
         BatchTransform(4, collate_fn=np.stack)  # type: ignore[call-arg]

@@ -79,7 +79,7 @@ def test_no_name_that_the_library_once_took_is_taken(name: str) -> None:
 @pytest.mark.parametrize("name", ["next", "take", "traits", "element_spec", "steps_per_epoch"])
 def test_a_field_that_collides_is_refused_with_its_name(name: str) -> None:
     fields: dict[str, Any] = {"__annotations__": {name: int}}
-    with pytest.raises(PipelineError, match=f"^Own: a field cannot be called `{name}`, which is"):
+    with pytest.raises(PipelineError, match=f"^Own: a field cannot be called `{name}`, because"):
         cereal.pytree_dataclass(type("Own", (cereal.IndexedSource,), fields))
 
 

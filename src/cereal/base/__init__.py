@@ -1,4 +1,4 @@
-"""What everything stands on and what knows nothing of pipelines: errors, checks, pytrees, specs."""
+"""Errors, checks, pytrees and specs: what all other folders use. Knows nothing of pipelines."""
 
 from .errors import CaptureWarning as CaptureWarning
 from .errors import CerealError as CerealError

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
-    """Writes a file beside `path` and moves it there when it is whole."""
+    """Writes a temporary file beside `path`, and renames it to `path` when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
@@ -26,7 +26,7 @@ def write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
 
 
 def as_usual(path: Path, mode: int) -> None:
-    """Gives a temporary file or folder the rights that others get here."""
+    """Gives a temporary file or folder the rights of any new one; `tempfile` gives it fewer."""
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(mode & ~mask)

@@ -1,7 +1,7 @@
 """Datasets that a traced function closes over.
 
-A loader that a `jax.jit`-ed function captures would have its arrays written into the program as
-constants. Every public entry of sources and loaders therefore passes through `resolve`:
+If a function under `jax.jit` closes over a loader, JAX writes the loader's arrays into the program
+as constants. So every public method of sources and loaders calls `resolve`:
 
     under `cereal.jit`  the arrays are replaced by arguments of the compiled function
     under `jax.jit`     large arrays warn, once, with the line to write
@@ -54,7 +54,7 @@ _warned: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictiona
 
 @contextmanager
 def substitution(arrays: Sequence[jax.Array], tracers: Sequence[Any]) -> Iterator[None]:
-    """While tracing on this thread, loaders holding `arrays` use `tracers` instead."""
+    """Within it, loaders that hold `arrays` use `tracers` instead, on this thread."""
     frame = {id(a): t for a, t in zip(arrays, tracers, strict=True)}
     _stack.frames.append(frame)
     try:
@@ -64,9 +64,9 @@ def substitution(arrays: Sequence[jax.Array], tracers: Sequence[Any]) -> Iterato
 
 
 def resolve(node: N, state: Any = None) -> N:
-    """The same source or loader, with captured arrays replaced where `cereal.jit` asks for it.
+    """The same source or loader; under `cereal.jit`, its captured arrays are replaced by arguments.
 
-    `state` is what the caller was given besides: with a tracer in it, a program may be recorded.
+    `state` is the caller's other argument. If it holds a tracer, JAX may be recording a program.
     """
     if _stack.frames:
         return _substitute(node, _stack.frames[-1])
@@ -82,9 +82,9 @@ def resolve(node: N, state: Any = None) -> N:
 def eager() -> bool:
     """Whether nothing is traced on this thread.
 
-    The bet: JAX's trace state looks the same in all threads that trace nothing. A look at it costs
-    1 µs, the question that `staging` asks otherwise costs an operation on the device. If the bet is
-    lost, `tests/base/test_capture.py` fails first:
+    The bet: JAX's trace state is equal in all threads that trace nothing. To read it costs 1 µs;
+    what `staging` does otherwise costs an operation on the device. If the bet is lost,
+    `tests/base/test_capture.py` fails first:
     `test_nothing_is_traced_only_outside_of_all_transformations_on_any_thread`.
     """
     return get_opaque_trace_state() == _no_trace()
@@ -92,8 +92,8 @@ def eager() -> bool:
 
 @functools.cache
 def _no_trace() -> Any:
-    """The trace state of a thread that has begun nothing: this one may be in the midst of a trace,
-    if cereal is imported there."""
+    """The trace state of a new thread. (This thread may be tracing already, if cereal is imported
+    inside of a traced function.)"""
     return in_fresh_thread(get_opaque_trace_state)
 
 
@@ -105,8 +105,8 @@ def staging() -> bool:
 
 
 def is_traced(x: Any) -> TypeGuard[Any]:
-    """Whether this has no values yet: it stands for an array of a program being recorded, or mapped
-    over, or differentiated."""
+    """Whether this is a tracer: it has no values yet, but stands for an array under `jit`, `vmap`
+    or `grad`."""
     return isinstance(x, jax.core.Tracer)
 
 
@@ -144,7 +144,7 @@ def _warn(node: Any, nbytes: int) -> None:
 
 
 def callers_level() -> int:
-    """How far up the stack, from `_warn`, the first line is that is not cereal's or JAX's."""
+    """The `stacklevel` of the first caller above `_warn` that is neither cereal's nor JAX's."""
     frame, level, ours = sys._getframe(1), 1, ("cereal.", "jax.")
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(ours):
         frame, level = frame.f_back, level + 1

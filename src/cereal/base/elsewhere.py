@@ -1,4 +1,4 @@
-"""Options that other libraries have, and where they are here."""
+"""Options of other libraries that cereal does not have, and what to write instead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from .errors import UsageError
 
 INIT_KEY = "write `loader.init_state(jax.random.key(0))`: all that is random comes from that key"
-_LOADER = "that is the loader's: write `DataLoader([...], workers=...)`"
+_LOADER = "it is an option of the loader: write `DataLoader([...], workers=...)`"
 _WORDS = {
     "seed": INIT_KEY,
     "key": INIT_KEY,
@@ -30,7 +30,7 @@ _WORDS = {
 
 
 def refuse_elsewhere(cls: type, options: dict[str, Any]) -> None:
-    """Says where an option went that a class does not have, and others do."""
+    """If a class has no option of a well-known name, raises an error that says what to write."""
     found = [name for name in options if name in _WORDS]
     if not found:
         return
@@ -45,6 +45,6 @@ def refuse_elsewhere(cls: type, options: dict[str, Any]) -> None:
 
 def _order(cls: type, parameters: Any, value: Any) -> str:
     if "ordering" not in parameters:
-        return getattr(cls, "_no_ordering", 'the order is the source\'s: `ordering="shuffle"`')
+        return getattr(cls, "_no_ordering", 'write `ordering="shuffle"` in the source')
     order = "shuffle" if value else "sequential"
     return f'write `{cls.__name__}(..., ordering="{order}")`'

@@ -1,10 +1,10 @@
-"""What can go wrong, as one family.
+"""The errors and warnings of cereal.
 
     CerealError
-    ├── PipelineError (ValueError)   a pipeline that cannot be built, or a stage that broke its word
+    ├── PipelineError (ValueError)   a pipeline cannot be built, or a stage returns something else
     ├── UsageError    (TypeError)    a call that cannot mean anything, with the line to write
     ├── StateError    (ValueError)   a state or key that does not belong to this pipeline
-    └── DatasetError  (OSError)      files of a dataset that cannot be had, or are damaged
+    └── DatasetError  (OSError)      files of a dataset that are missing, or damaged
 
     CaptureWarning    (UserWarning)  a large dataset is being written into a compiled program
     EpochWarning      (UserWarning)  a loop over epochs sees one epoch again, or nothing
@@ -29,7 +29,7 @@ class CerealError(Exception):
 
 
 class PipelineError(CerealError, ValueError):
-    """A pipeline that cannot be built, or a stage that did not keep its word.
+    """A pipeline that cannot be built, or a stage that returns something else than it promised.
 
     >>> import cereal
     >>> cereal.BatchTransform(0)
@@ -61,7 +61,7 @@ class StateError(CerealError, ValueError):
 
 
 class DatasetError(CerealError, OSError):
-    """Files of a dataset that cannot be had, or are not what they should be.
+    """Files of a dataset that are missing, cannot be downloaded, or are damaged.
 
     >>> import cereal, pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp()) / "mnist"
@@ -75,7 +75,7 @@ class DatasetError(CerealError, OSError):
 
 
 def first_line(error: BaseException | None) -> str:
-    """The first line of an error's message: those of JAX have many."""
+    """The first line of an error's message. (Messages of JAX have many lines.)"""
     return str(error).strip().partition("\n")[0]
 
 
@@ -114,9 +114,9 @@ class EpochWarning(UserWarning):
             for batch, mask in batches: ...
             state = batches.state
 
-    or write one loop, `for batch, mask in loader.iterate(state, epochs=10)`. Of a repeated epoch it
-    is said once per loader, of random pipelines only, and only if that epoch was the last one of
-    its key to be run to its end.
+    or write one loop, `for batch, mask in loader.iterate(state, epochs=10)`. A loader warns only
+    once about a repeated epoch. It does so only if the pipeline is random, and if the last epoch
+    that was run to its end with this key is the same one.
     """
 
 

@@ -1,4 +1,4 @@
-"""Libraries that come with an extra, imported on use."""
+"""Optional libraries (extras of `pip install`), imported when they are first needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .errors import UsageError
 
 
 def needs(module: str, extra: str, owner: str) -> Any:
-    """The module; an error that says what to install if it is not there."""
+    """Imports the module; if it is missing, the error says what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,12 +1,12 @@
-"""Numbers of 64 bits where JAX has 32: taken over if they fit, refused if they do not.
+"""64-bit numbers become 32-bit numbers in JAX: those that do not fit are refused.
 
     int64    [7, 2**40]      refused: int32 would have 0 in its place
     uint64   [2**32]         refused
     float64  [1e300]         refused: float32 would have inf in its place
-    float64  [nan, inf]      taken as they are; so is what is only rounded
+    float64  [nan, inf]      taken as they are; a number may also be rounded
 
-With `jax_enable_x64` nothing is cast, and nothing is looked at. Arrays in memory are checked once,
-when a source is built; what is read from files or returned by functions, when it is cast.
+With `jax_enable_x64` nothing is cast or checked. Arrays in memory are checked once, when a source
+is built. What files hold and what functions return is checked when it is cast.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from .errors import PipelineError
 
 _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 _FEW, _MANY = 16, 1 << 13
-# From NumPy 2.4 on a cast can look at what it casts: quickest, unless the numbers are many.
+# From NumPy 2.4 on, a cast can itself refuse values that change. It is the quickest check, unless
+# there are many numbers.
 _SAME_VALUE: Any = (
     {"casting": "same_value"} if np.lib.NumpyVersion(np.__version__) >= "2.4.0" else {}
 )
 _WIDE = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
 # The least float64 that is rounded to infinity in 32 bits: halfway to the next power of two.
 _TOO_LARGE = float(2**128 - 2**103)
-_CHUNK = 1 << 16  # numbers looked at together, so that what is made of them stays in the cache
+_CHUNK = 1 << 16  # numbers checked at once: intermediate arrays then fit the processor's cache
 
 Name = str | Callable[[], str]
 
 
 def canonical(dtype: Any) -> Any:
-    """The dtype that JAX has for it: 32 bits unless wide types are on, in native byte order.
+    """The dtype that JAX uses for it: 32 bits unless `jax_enable_x64` is on, in native byte order.
 
     Types that are JAX's own, such as that of random keys, stay as they are.
     """
@@ -49,7 +50,7 @@ def canonical(dtype: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _canonical(dtype: np.dtype[Any], wide: bool) -> np.dtype[Any]:
-    del wide  # it decides, by way of the settings
+    del wide  # part of the cache's key: `canonicalize_dtype` reads this setting
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
 
 
@@ -59,7 +60,7 @@ def _limits(dtype: np.dtype[Any]) -> Any:
 
 
 def fitting(value: int, dtype: Any) -> Any:
-    """The dtype for an integer (None: of Python), or an error if JAX's type cannot hold it."""
+    """The dtype of an integer (int64 if `dtype` is None), or an error if JAX cannot hold it."""
     dtype = _INT64 if dtype is None else dtype
     narrow = _limits(canonical(dtype))
     if not narrow.min <= value <= narrow.max:
@@ -68,7 +69,7 @@ def fitting(value: int, dtype: Any) -> Any:
 
 
 def check_fits(array: Any, name: Name = "") -> None:
-    """Refuses an array of NumPy with a number that JAX's type for it cannot hold.
+    """Refuses a NumPy array with a number that the type that JAX uses for it cannot hold.
 
     `name` says in the error where the array is.
     """
@@ -81,7 +82,7 @@ def check_fits(array: Any, name: Name = "") -> None:
 
 
 def check_number(value: float) -> None:
-    """Refuses a float that JAX's type for it cannot hold."""
+    """Refuses a float that the type that JAX uses for it cannot hold."""
     if -_TOO_LARGE < value < _TOO_LARGE:
         return
     narrow = canonical(_FLOAT64)
@@ -90,15 +91,15 @@ def check_number(value: float) -> None:
 
 
 def narrowed(array: np.ndarray, dtype: np.dtype[Any], name: Name = "") -> np.ndarray:
-    """The array as `dtype`, its canonical one, or an error if a number does not fit."""
+    """The array cast to `dtype`, its canonical dtype; or an error if a number does not fit."""
     given = array.dtype
     if given == dtype:
         return array
     try:
         if given.kind in "fc" and array.size > _FEW:
-            with np.errstate(over="raise"):  # the processor says so: no second look at them
+            with np.errstate(over="raise"):  # the processor reports overflow: no second pass
                 return array.astype(dtype)
-        # (NumPy 2.4 does not look at numbers whose bytes it has to swap.)
+        # (NumPy 2.4 does not check numbers whose bytes it has to swap.)
         if given.kind in "iu" and array.size < _MANY and _SAME_VALUE and given.isnative:
             return array.astype(dtype, **_SAME_VALUE)
     except (FloatingPointError, ValueError):
@@ -111,25 +112,26 @@ def narrowed(array: np.ndarray, dtype: np.dtype[Any], name: Name = "") -> np.nda
 def _fits(array: Any, narrow: np.dtype[Any]) -> bool:
     if narrow.kind == "c":
         return all(_fits(part, np.dtype(np.float32)) for part in (array.real, array.imag))
-    if array.size <= _FEW:  # in Python, which is quicker: NumPy takes a microsecond to begin
+    if array.size <= _FEW:  # Python is quicker here: a call of NumPy costs a microsecond
         values = array.reshape(-1).tolist()
         least, most = min(values), max(values)
     elif narrow.kind in "iu" and (together := int(np.bitwise_or.reduce(array, axis=None))) >= 0:
-        # All bits together take half the time of both extremes. No number is larger, and the limit
-        # is a power of two less one: if one number is beyond it, so are the bits together.
+        # The bitwise "or" of all numbers takes half the time of a minimum and a maximum. It is at
+        # least as large as every number. The limit is 2^k - 1, so the "or" exceeds it if, and only
+        # if, some number does.
         least, most = 0, together
     else:
         least, most = array.min(), array.max()
     if narrow.kind in "iu":
         limits = _limits(narrow)
         return bool(limits.min <= least and most <= limits.max)
-    # Else there are infinities, or what is no number.
+    # If these extremes do not fit, they may be infinities or NaN, which are allowed.
     fits = least > -_TOO_LARGE and most < _TOO_LARGE
     return bool(fits) or _first_wrong(array, narrow) is None
 
 
 def _right(array: Any, narrow: np.dtype[Any]) -> Any:
-    """Where the numbers of an array fit."""
+    """True for each number of an array that fits."""
     if narrow.kind in "iu":
         limits = _limits(narrow)
         return (array >= limits.min) & (array <= limits.max)
@@ -139,7 +141,7 @@ def _right(array: Any, narrow: np.dtype[Any]) -> Any:
 
 
 def _first_wrong(array: np.ndarray, narrow: np.dtype[Any]) -> Any:
-    """The first number that does not fit; None: all do."""
+    """The first number that does not fit; None if all fit."""
     flat = array.reshape(-1)
     for begin in range(0, flat.size, _CHUNK):
         part = flat[begin : begin + _CHUNK]
@@ -153,7 +155,7 @@ def _does_not_fit(value: Any, narrow: np.dtype[Any], name: Name) -> PipelineErro
     name = name if isinstance(name, str) else name()
     what, why = ("integer", "") if narrow.kind in "iu" else ("number", ": it would become inf")
     return PipelineError(
-        f"{name}{': ' if name else ''}the {what} {value} does not fit {narrow}, which JAX has in "
-        f"its place{why}; switch 64-bit types on (`jax.config.update('jax_enable_x64', True)`), or "
+        f"{name}{': ' if name else ''}the {what} {value} does not fit {narrow}, which JAX uses "
+        f"instead{why}; switch 64-bit types on (`jax.config.update('jax_enable_x64', True)`), or "
         f"map it to smaller numbers."
     )

@@ -1,7 +1,7 @@
-"""Errors of other libraries that have no type of their own, told apart by their messages.
+"""Errors of other libraries that have no class of their own: we recognise them by their messages.
 
-The bet, in every function here: the library keeps these words. If it does not, the error reaches
-the user as the library raised it, without the line that says what to write instead; no batch
+The bet, in every function here: the library keeps these words in its message. If it does not, the
+user sees the library's own error, without our line that says what to write instead. No batch
 changes. `tests/base/test_foreign_errors.py` makes the libraries raise these errors: it fails first.
 """
 
@@ -14,7 +14,7 @@ def is_read_only(error: BaseException) -> bool:
 
 
 def ran_inside_program(error: BaseException) -> bool:
-    """JAX: a function that a running program waits for runs JAX itself (`jax.no_execution`)."""
+    """JAX: a callback calls JAX while a running program waits for it (`jax.no_execution`)."""
     return isinstance(error, RuntimeError) and "no_execution" in str(error)
 
 
@@ -24,7 +24,7 @@ def maps_ordered_callback(error: ValueError) -> bool:
 
 
 def maps_what_is_shared(error: ValueError) -> bool:
-    """JAX: `vmap` gives each a result of its own where its `out_axes` say that all share one."""
+    """JAX: under `vmap` each has its own result, but `out_axes` says that all share one result."""
     return "vmap" in str(error) or "out_axes" in str(error)
 
 
@@ -36,7 +36,7 @@ def lacks_mesh(error: ValueError) -> bool:
 def timed_out(error: BaseException) -> bool:
     """urllib3, by way of requests: the server stopped answering in the midst of a file.
 
-    Of this bet `tests/datasets/test_fetching_faults.py` has the test, which needs a server:
+    The test of this bet needs a server. It is in `tests/datasets/test_fetching_faults.py`:
     `test_a_server_that_stalls_is_left_after_the_timeout`.
     """
     return "timed out" in str(error)

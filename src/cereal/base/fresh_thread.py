@@ -1,4 +1,4 @@
-"""What a thread sees that has begun nothing."""
+"""What a new thread sees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def in_fresh_thread(look: Callable[[], Any]) -> Any:
-    """What `look()` returns in a thread of its own, without traces, contexts and settings."""
+    """What `look()` returns in a new thread, which has no traces, contexts or settings."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(look()))
     thread.start()

@@ -1,4 +1,4 @@
-"""What tells orders and choices of elements from others: tuples that are compared, and can be read.
+"""Identities: tuples that name an order or a choice of elements. They can be compared and printed.
 
 ("indices({}, {})", 5, "1d760e7a")    in words: indices(5, 1d760e7a)
 """
@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 Identity = tuple[Hashable, ...]
 
 TRACED = "traced"
-"""Stands in an identity for a value that is being traced, so that nobody can look at it."""
+"""Stands in an identity for a value that is being traced: nobody can read it yet."""
 
 
 def in_words(identity: Hashable) -> str:
@@ -22,12 +22,12 @@ def in_words(identity: Hashable) -> str:
 
 
 def listed(pattern: str, parts: Sequence[Identity]) -> Identity:
-    """An identity of several, in a pattern with one place for all of them."""
+    """One identity made of several; the pattern has one place for all of them."""
     return (pattern.format(", ".join(["{}"] * len(parts))), *parts)
 
 
 def agree(a: Hashable, b: Hashable) -> bool:
-    """Whether two identities are equal, but for values that are being traced in one of them."""
+    """Whether two identities are equal; a traced value agrees with any other."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(agree, a, b))
     return a == b or TRACED in (a, b)

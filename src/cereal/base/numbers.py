@@ -1,4 +1,4 @@
-"""Whole numbers, as users pass them: read and checked here, with one wording of the error."""
+"""Numbers that users pass as arguments: checked here, with the same error message everywhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import CerealError, PipelineError
 
 
 def as_whole(value: Any) -> int | None:
-    """An integer of any library as a Python one; None for all else, True and False included."""
+    """An integer of any library as a Python integer; None for anything else, also for a bool."""
     if isinstance(value, bool):
         return None
     try:
@@ -20,7 +20,7 @@ def as_whole(value: Any) -> int | None:
 
 
 def as_fractions(value: Any, owner: str, write: str) -> list[float]:
-    """Numbers in their order, or an error; strings have neither."""
+    """A sequence of numbers as floats, or an error. (Strings, dicts and sets are refused.)"""
     unordered = isinstance(value, str | bytes | Mapping | Set)
     try:
         if unordered or any(isinstance(each, str | bytes) for each in value):

@@ -5,8 +5,8 @@
         scale: jax.Array                       # a leaf: traced, donated, moved, mapped over
         image_key: str = static_field(default="image")  # part of the structure: hashed and compared
 
-`jax.tree_util.register_dataclass` is near, but rebuilds through `__init__`, which would validate
-tracers. Here validation runs once, when the user builds the object.
+`jax.tree_util.register_dataclass` is similar, but it calls `__init__` whenever JAX rebuilds the
+object, and `__init__` would check tracers. Here checks run once, when the user builds the object.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import jax
 from .unseen import raise_unseen
 
 C = TypeVar("C")
-# What is found out once from the fields of a node.
+# Values that a node computes from its fields and keeps; `set_fields` drops them.
 _FOUND_OUT = {"_flat", "traits", "_order", "_plan", "_fingerprint", "_spec"}
 made_classes: list[type] = []
-"""All that `pytree_dataclass` made."""
+"""All classes that `pytree_dataclass` made."""
 
 
 def static_field(*, default: Any = dataclasses.MISSING, **kwargs: Any) -> Any:
@@ -87,9 +87,9 @@ def pytree_dataclass(cls: type[C]) -> type[C]:
 
 
 def is_numbered(node: Any) -> bool:
-    """Whether this node has a place for the number of its code (`user_code`) in its structure.
+    """Whether the structure of this node has a place for the number of its code (`user_code`).
 
-    Not a class of another library's making (Equinox, Flax), though it is a pytree as well.
+    Pytrees of other libraries (Equinox, Flax) do not have it.
     """
     return vars(type(node)).get("_numbered", False)
 
@@ -97,7 +97,7 @@ def is_numbered(node: Any) -> bool:
 def _carries_code(cls: type) -> bool:
     """Whether nodes of this class have such a place.
 
-    Those of the user's classes do, and those that hold a function of the user's.
+    They do if the class is the user's, or if its nodes hold a function of the user's.
     """
     return getattr(cls, "holds_code", cls.__module__.partition(".")[0] != "cereal")
 
@@ -109,10 +109,10 @@ def data_fields(cls: type) -> tuple[str, ...]:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static_field, dataclasses.field))
 def sealed_pytree_dataclass(cls: type[C]) -> type[C]:
-    """A `pytree_dataclass` of one field that flattens to its leaves at once, and only once.
+    """A `pytree_dataclass` of one field. It computes the flat list of all its leaves once.
 
-    A pipeline is a dozen nodes, and JAX asks each of them for its children at every dispatch;
-    a loader answers with a tuple that it keeps.
+    A pipeline has a dozen nodes, and JAX asks every node for its children at every call of a
+    program. A loader is one node instead, which answers with a tuple that it keeps.
     """
     made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     ((name,), ()) = _fields(made)
@@ -129,8 +129,8 @@ def sealed_pytree_dataclass(cls: type[C]) -> type[C]:
         return tuple(zip(keys, children, strict=True)), structure
 
     def unflatten(structure: Any, children: Any) -> Any:
-        # The children are kept as they came: what `tree.map` put in place of a leaf, None say,
-        # would not be found again by flattening the field.
+        # The children are kept as they came. `tree.map` may have replaced a leaf by None, say, and
+        # flattening the field again would not find it.
         node = object.__new__(made)
         node.__dict__[name] = jax.tree.unflatten(structure, children)
         node.__dict__["_flat"] = (children, structure)
@@ -140,10 +140,10 @@ def sealed_pytree_dataclass(cls: type[C]) -> type[C]:
 
 
 def _register(made: Any, flatten: Any, flatten_with_keys: Any, unflatten: Any) -> Any:
-    """Registers with a flattening that is kept, since JAX asks for it at every dispatch.
+    """Registers a class with JAX. Its flattening is kept, since JAX asks for it at every call.
 
-    The kept pair is read by `attrgetter`, which is C code and calls no Python. Loaders and states
-    are what a compiled loop is called with: they raise what the last call could not.
+    `attrgetter` reads the kept pair: it is C code and calls no Python. Loaders and states are the
+    arguments of compiled loops: they also raise errors that an earlier call could not (`unseen`).
     """
     made._flat = functools.cached_property(flatten)
     made._flat.__set_name__(made, "_flat")
@@ -179,10 +179,10 @@ def set_fields(node: Any, **fields: Any) -> None:
 
 
 def said(make: Callable[[], str], otherwise: str) -> str:
-    """What `make` gives, for a `repr`: that never raises, whatever stands where leaves were.
+    """What `make` returns, or `otherwise` if it raises: a `repr` must never raise.
 
-    None, names, tracers, shapes, deleted arrays: JAX and its libraries put them there, and then
-    print the node in an error message or a debugger.
+    JAX and its libraries put None, names, tracers, shapes or deleted arrays in place of leaves, and
+    then print the node in an error message or a debugger.
     """
     try:
         return make()

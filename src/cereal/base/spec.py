@@ -66,7 +66,7 @@ def spec_of(array: Any, drop_axes: int = 0) -> jax.ShapeDtypeStruct:
 
 
 def named_places(tree: Any, name: str, is_leaf: Any = None) -> list[tuple[str, Any]]:
-    """The leaves of a tree, each with its place as errors call it: "`data['image']`"."""
+    """The leaves of a tree, each with its place as error messages print it: "`data['image']`"."""
     paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
     return [(f"`{name}{jax.tree_util.keystr(path)}`", leaf) for path, leaf in paths]
 
@@ -107,7 +107,7 @@ def _joined(named: Iterable[tuple[Any, Any]], sign: str = ": ") -> str:
 
 @functools.lru_cache(maxsize=256)
 def is_numeric(dtype: np.dtype[Any]) -> bool:
-    """Whether JAX has such numbers; spans of time, which NumPy counts as integers, it has not."""
+    """Whether JAX has such numbers. (It has no spans of time, which NumPy counts as integers.)"""
     return dtype == np.bool_ or (jnp.issubdtype(dtype, jnp.number) and dtype.kind != "m")
 
 
@@ -129,7 +129,7 @@ def strong(leaf: Any) -> Any:
 
 
 def without_weak_types(tree: Any) -> Any:
-    """The same arrays, on the host as they are: only those of JAX may have a weak type."""
+    """The same arrays without weak types. (Only arrays of JAX can have one.)"""
     return jax.tree.map(lambda x: strong(x) if getattr(x, "weak_type", False) else x, tree)
 
 

@@ -1,9 +1,10 @@
-"""Errors of Python code in programs over several devices, which the program itself cannot raise.
+"""Errors of Python code in programs over several devices. Such a program cannot raise them itself.
 
-An exception that leaves such a callback would make the other devices wait for ever. The program
-goes on with a poisoned batch, the error is printed at once, and it is raised by whatever comes
-first: a call of cereal, or a program that is given a loader or a state (JAX asks these for their
-parts at every call, see `pytree`). If nothing comes, the process ends with an exit code.
+If a callback raised an exception there, the other devices would wait for ever. So the program goes
+on with a poisoned batch, and the error is printed at once. The next call of cereal raises it, or
+the next program that gets a loader or a state as an argument (JAX asks these for their parts at
+every call, see `pytree`). If there is no such call, the process ends with an exit code that is
+not 0.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import Any
 
 _lock = threading.Lock()
 _unseen: dict[Hashable, BaseException] = {}
-_seen: set[Hashable] = set()  # what was raised: other devices may raise the same a little later
+_seen: set[Hashable] = set()  # errors already raised; other devices may report the same one later
 
 
 def keep_unseen(identity: Hashable, error: BaseException) -> None:
-    """Prints an error, and keeps it until somebody can raise it: the first of each callback."""
+    """Prints an error. Keeps the first one of each callback until somebody can raise it."""
     with _lock:
         if _unseen.get(identity) is error:  # several devices asked for one batch
             return
@@ -31,7 +32,7 @@ def keep_unseen(identity: Hashable, error: BaseException) -> None:
 
 
 def raise_unseen() -> None:
-    """Raises an error that nobody has seen, if there is one."""
+    """Raises a kept error, if there is one."""
     if not _unseen:
         return
     with _lock:
@@ -46,7 +47,7 @@ def _words(error: BaseException) -> Hashable:
 
 
 def without_our_frames(error: BaseException) -> BaseException:
-    """The error with the frames of the user's code alone."""
+    """The error, with a traceback that begins with the user's code."""
     trace = error.__traceback__
     while trace is not None:
         module = trace.tb_frame.f_globals.get("__name__", "")
@@ -57,8 +58,8 @@ def without_our_frames(error: BaseException) -> BaseException:
 
 
 def without_frames(error: BaseException) -> BaseException:
-    """The error with its frames as text: frames would keep a dataset, and JAX would report all of
-    them, up to the first of the process."""
+    """The error with its frames as text. Frames would keep a dataset alive, and JAX would print all
+    of them."""
     lines = traceback.format_tb(without_our_frames(error).__traceback__)
     if lines:
         error.add_note("It was raised at:\n" + "".join(lines).rstrip())
@@ -71,7 +72,7 @@ def without_frames(error: BaseException) -> BaseException:
 
 
 class _Failing:
-    """A stream that is what it was, but cannot be flushed at the end."""
+    """Standard error as it was, but `flush` raises."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -87,20 +88,20 @@ class _Failing:
 
 @atexit.register
 def _fail_at_exit() -> None:
-    """Makes the process end with an exit code if nobody has seen an error.
+    """Makes the process end with an exit code other than 0 if a kept error was never raised.
 
-    The bet (`tests/loaders/test_unseen_errors.py` loses it): Python ends with code 120 if it cannot
-    flush a standard stream. Nothing else that runs so late changes the code, unless it skips all
-    that is left to do.
+    The bet: Python ends with code 120 if it cannot flush a standard stream. If it is lost,
+    `tests/loaders/test_unseen_errors.py` fails first. At this point nothing else can change the
+    exit code, except `os._exit`, which would skip the rest of the shutdown.
     """
     left = [error for error in list(_unseen.values()) if _words(error) not in _seen]
     if not left or isinstance(sys.stderr, _Failing):
         return
     for error in left:
         print(
-            "cereal: the program ends, and this error of a host function inside of a compiled "
-            "program over several devices was never raised; what was computed from its batch is "
-            "wrong:",
+            "cereal: the process ends, and this error was never raised. A host function raised it "
+            "inside of a compiled program over several devices; what was computed from its batch "
+            "is wrong:",
             file=sys.stderr,
         )
         traceback.print_exception(error)

@@ -1,1 +1,1 @@
-"""Results that are kept: their names, their files, and the check that they are still right."""
+"""Caches of elements: their names, their files, and the check that they are still right."""

@@ -1,14 +1,14 @@
-"""Whether a cache in files holds what its pipeline computes: a few elements are computed again.
+"""Checks that a cache in files holds what its pipeline computes: it computes a few elements again.
 
-The name of a cache is a digest of the code above it, and no digest of code sees everything. So on
-opening, the first element that is there and some others are computed and compared, bit by bit:
+The name of a cache is a digest of the code above it, but no digest of code sees everything. So when
+a cache is opened, its first element and some others are computed again, and compared bit by bit:
 
     made by Python alone       with the elements in the files
-    made by compiled stages    with witnesses: elements that were computed alone when the cache was
-                               filled, since a program for many elements may round otherwise
+    made by compiled stages    with witnesses: elements that were computed one by one when the cache
+                               was filled, since a program for many elements may round differently
 
-A witness comes to the disk before any mark does, so where there are elements, there are witnesses.
-On another machine than the one that filled the cache, what rounding explains is no difference.
+A witness is written to the disk before any element is marked as present, so a cache with elements
+has witnesses. If another machine filled the cache, differences of rounding are allowed.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _ELSEWHERE = "elsewhere-"
 
 
 class Keeps(HostData):
-    """What keeps elements of a source."""
+    """Data on the host that keeps elements of the source `upstream`."""
 
     upstream: IndexedSource[Any]
 
 
 def _by_python(source: IndexedSource[Any]) -> bool:
-    """Whether no compiled stage makes its elements, not even above another cache."""
+    """Whether Python alone makes its elements: also no compiled stage above another cache."""
     return source.traits.by_python and not _keeps_programs(source)
 
 
@@ -61,15 +61,16 @@ class Check:
         self._upstream, self._spec, self._place, self._label = upstream, spec, place, label
         self._compiled = not _by_python(upstream)
         self._here, self._signed = _machine(), False
-        # Nobody knows how many elements a program above another cache computed at once.
+        # It is not known how many elements a program above another cache computed at once, and so
+        # how it rounded.
         self._exact = not _keeps_programs(upstream)
-        # Of elements by compiled stages: those that there are witnesses of, and should be.
+        # If compiled stages make the elements: which have witnesses, and which should have.
         found = place.glob("witness-*.npz") if self._compiled else ()
         self._seen = {int(path.stem.partition("-")[2]) for path in found}
         self._wanted = set(few_of(len(upstream), upstream).tolist()) if self._compiled else set()
 
     def open(self, arrays: list[Any], filled: np.ndarray) -> None:
-        """Computes a few of the elements that are there again; a difference is an error."""
+        """Computes a few of the present elements again; raises an error if one differs."""
         indices = few_true(filled, self._upstream)
         try:
             if self._compiled and len(indices):
@@ -93,13 +94,13 @@ class Check:
 
     @property
     def _signature(self) -> Path:
-        """The file that says that this machine has filled a part."""
+        """An empty file; it says that this machine has filled a part of the cache."""
         return self._place / f"machine-{self._here}"
 
     # Witnesses
 
     def witness(self, chunk: np.ndarray, rows: Rows) -> None:
-        """Of a chunk that has been fetched, computes some elements alone and keeps them."""
+        """Computes some elements of a fetched chunk one by one, and keeps them as witnesses."""
         if not self._signed:
             self._signature.touch()
             self._signed = True
@@ -157,7 +158,7 @@ class Check:
         same = same_bits if exact else _alike
         last, masks = len(now) - 1, self._upstream.traits.masks
         if masks and not before[last] and not now[last]:
-            return  # left out: what stands in its place does not matter
+            return  # the element was left out; the values in its place do not matter
         for at in (last, *range(last)) if masks else range(last + 1):
             if not same(old := np.asarray(before[at]), now[at]):
                 self._differs(index, at, old, now)
@@ -172,9 +173,7 @@ class Check:
                 f"{self._place}."
             )
         path = jax.tree_util.tree_flatten_with_path(self._spec.tree)[0][at][0]
-        masks = (
-            self._upstream.traits.masks
-        )  # then the element is the first of two, its mask the other
+        masks = self._upstream.traits.masks  # if True, the spec is a pair: the element, its mask
         where = f"`element{jax.tree_util.keystr(path[1:] if masks else path)}`"
         where = "its mask" if masks and at == len(now) - 1 else where
         raise PipelineError(
@@ -187,7 +186,7 @@ class Check:
 
 
 def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays hold the same bits; any NaN is as good as another."""
+    """Whether two arrays have the same bits; all NaNs count as equal."""
     if one.tobytes() == other.tobytes():
         return True
     if not jnp.issubdtype(one.dtype, jnp.inexact):
@@ -197,12 +196,12 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _alike(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether one may be the other as another machine rounds it."""
+    """Whether two arrays differ only as much as another machine may round."""
     if same_bits(one, other):
         return True
     if one.dtype == np.bool_:
         return False
-    if not jnp.issubdtype(one.dtype, jnp.inexact):  # some pixels, say, and not a label
+    if not jnp.issubdtype(one.dtype, jnp.inexact):  # a few pixels may differ by 1, but not a label
         by = np.maximum(one, other) - np.minimum(one, other)
         return bool((by <= 1).all() and (by > 0).mean() <= _FEW_ROUNDED)
     wide = np.complex128 if jnp.issubdtype(one.dtype, jnp.complexfloating) else np.float64
@@ -224,9 +223,9 @@ def _change(old: np.ndarray, new: np.ndarray) -> str:
 
 
 def _machine() -> str:
-    """What rounding depends on; bits are compared only where it is the same.
+    """A name for all that rounding depends on; bits are compared only if it is the same.
 
-    A GPU's compiler chooses among algorithms by their time: another run may round otherwise.
+    A GPU's compiler measures which algorithm is fastest, so even another run may round differently.
     """
     device = jax.config.jax_default_device or jax.devices()[0]  # type: ignore[attr-defined]
     kind = device if isinstance(device, str) else device.platform

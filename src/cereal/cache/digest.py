@@ -1,14 +1,14 @@
-"""Digests of pipelines that are the same in every process: the names of caches on disk.
+"""Digests of pipelines, which are the same in every process. Caches on disk are named by them.
 
-Two pipelines have the same digest if they compute the same elements: the same arrays, the same code
-of functions and of the user's own classes, the same versions of libraries, over the same values.
-What decides only the order is left out. An object that cannot be looked into counts by its pickle.
+Two pipelines have the same digest if they have the same arrays and values, the same code of
+functions and of the user's classes, and the same versions of libraries. The order of the elements
+does not count. An object without readable fields counts by its pickle.
 
-No digest of code sees everything, so it is a hint: whoever finds files under it computes a few
-elements again, and compares them (`cache/check.py`).
+No digest of code sees everything. So when a cache is found under its name, a few elements are
+computed again and compared (`cache/check.py`).
 
-(`unchanged` follows functions too, but for one process: it compares identities, and gives up at the
-first object that may change. Here objects are looked into, and identities mean nothing.)
+(`unchanged` follows functions too, but only for one process: it compares identities, and gives up
+at the first object that may change. A digest reads the content of objects, not their identities.)
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ _MACHINERY = (types.MemberDescriptorType, types.GetSetDescriptorType)  # Python'
 def digest(
     *objects: Any, owner: str = "digest", remedy: str = "leave it out", lenient: bool = False
 ) -> str:
-    """32 letters that change when what the objects compute may change.
+    """32 letters that change if the objects may compute something else.
 
-    What cannot be looked into is refused, with the `remedy`; if `lenient`, only its type counts.
+    An object that cannot be read is an error, which ends with the `remedy`. If `lenient`, it is
+    accepted, and only its type counts.
     """
     state = _Digest(owner, remedy, lenient)
     for each in objects:
@@ -58,8 +59,8 @@ class _Digest:
         self.hash = hashlib.blake2b(digest_size=16)
         self._how: dict[str, Any] = {"owner": owner, "remedy": remedy, "lenient": lenient}
         self._path: list[int] = []
-        # Of functions and classes, which refer to each other in many ways; they are kept alive,
-        # so that no other object gets the identity of one.
+        # The digests of functions and classes, by `id`. Many refer to the same ones, so each is
+        # read once. They are kept alive, so that no other object gets the same `id`.
         self._known: dict[int, tuple[Any, str]] = {}
 
     def word(self, *words: Any) -> None:
@@ -85,7 +86,7 @@ class _Digest:
             self._path.pop()
 
     def _apart(self, add: Callable[[Any], None], value: Any) -> str:
-        """The digest of what `add(value)` would add to the hash, taken apart from it."""
+        """The digest of what `add(value)` adds, in a hash of its own."""
         outer, self.hash = self.hash, hashlib.blake2b(digest_size=16)
         try:
             add(value)
@@ -142,7 +143,8 @@ class _Digest:
 
     def _function(self, fn: Any) -> None:
         self.word("function", fn.__module__, fn.__qualname__)
-        # Of a library's function its version and what it holds: jax.vmap, the function it maps.
+        # A library's function counts by the library's version and by what it closes over (the
+        # result of `jax.vmap` closes over the function that it maps).
         if is_library(fn):
             self._version(fn.__module__)
         else:
@@ -170,7 +172,7 @@ class _Digest:
             self._named(module, names)
 
     def _named(self, value: Any, names: set[str]) -> None:
-        """What a name in code stands for; of a user's module, what the code may mean in it."""
+        """Adds what a name in code refers to; for a user's module, also what the code may use."""
         self.add(value)
         if not isinstance(value, types.ModuleType) or is_library(value) or id(value) in self._path:
             return
@@ -181,7 +183,7 @@ class _Digest:
         self._path.pop()
 
     def _class(self, cls: type) -> None:
-        """A class by its name; the user's own by its code and its constants too."""
+        """Adds a class by its name; a user's class also by its code and its constants."""
         self.word("class", cls.__module__, cls.__qualname__)
         if is_library(cls):
             self._version(cls.__module__)
@@ -202,7 +204,7 @@ class _Digest:
                 self._constant(name, value)
 
     def _constant(self, name: str, value: Any) -> None:
-        """A constant of a class; not all of them matter, so none is refused."""
+        """Adds a constant of a class. It may not matter at all, so it never raises an error."""
         if isinstance(value, _MACHINERY):
             return
         try:
@@ -231,7 +233,7 @@ class _Digest:
         self.add(type(value))
         if dataclasses.is_dataclass(value):
             ignored = ["ordering"] if isinstance(value, IndexedSource) else []
-            ignored += ["parts"] if is_library(type(value)) else []  # our words, for the drawing
+            ignored += ["parts"] if is_library(type(value)) else []  # only words for the drawing
             for field in dataclasses.fields(value):
                 if field.name not in ignored:
                     self.word(field.name)
@@ -257,7 +259,7 @@ class _Digest:
         add = self.add
 
         class Pickler(cloudpickle.Pickler):
-            """Of the user's code, pickles hold names only: it is looked into."""
+            """A pickle has only the names of the user's code, so this adds the code itself."""
 
             def persistent_id(self, found: Any) -> Any:
                 if isinstance(found, type | types.FunctionType) and not is_library(found):
@@ -275,17 +277,17 @@ class _Digest:
 
     def _refuse(self, value: Any, why: Any) -> None:
         if isinstance(why, PipelineError):
-            raise why  # of something inside
+            raise why  # the error is about something inside of this object
         if self._how["lenient"]:
             self.word("unknown", type(value).__qualname__)
             return
         raise PipelineError(
             f"{self._how['owner']}: cannot tell whether a {type(value).__name__} that the pipeline "
-            f"refers to has changed ({why}), so files of results cannot be named by what computes "
-            f"them; {self._how['remedy']}."
+            f"refers to has changed ({why}), so cereal cannot make a name for the files of its "
+            f"results; {self._how['remedy']}."
         )
 
-    # The first kind that a value is decides how it is looked into.
+    # How to read a value: the first line whose types it has decides.
     _ways: tuple[tuple[Any, Callable[..., None]], ...] = (
         ((jax.Array, np.ndarray, np.generic), _array),
         (HostData, _host_data),
@@ -304,7 +306,7 @@ class _Digest:
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """What an object holds in its slots and its dict; None if it has neither."""
+    """All attributes of an object, from its slots and its dict; None if it has neither."""
     slots = [
         name
         for cls in type(value).__mro__

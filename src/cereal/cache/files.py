@@ -4,12 +4,12 @@
       <digest of the source>/
         leaf0.npy  leaf1.npy ...    the elements, in place
         filled.npy                  which of them are there
-        witness-7.npz ...           a few elements, computed alone, to check it by (`cache_check`)
+        witness-7.npz ...           a few elements, computed one by one, for the check (`check`)
         machine-...                 an empty file for every kind of machine that filled a part
 
-Files have their full size from the beginning, so that a full disk is an error then and there. An
-element is written before it is marked, and marks go to the disk after the elements: whatever
-stops the process, what is marked is whole. Two processes may fill one cache, with equal values.
+Files have their full size from the beginning, so a full disk is an error at once. An element is
+written to the disk before its mark: however the process stops, an element with a mark is complete.
+Two processes may fill one cache at the same time, since they write equal values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Shapes = list[tuple[tuple[int, ...], np.dtype[Any]]]
 
 
 def save(arrays: list[Any], marks: Any, pending: list[np.ndarray]) -> None:
-    """Elements first, then their marks: those of the chunks that are pending, and no others."""
+    """Writes the elements to the disk first, and then the marks of the pending chunks."""
     done = list(pending)
     if marks is None or not done:
         return
@@ -42,7 +42,7 @@ def save(arrays: list[Any], marks: Any, pending: list[np.ndarray]) -> None:
 
 
 def create(place: Path, shapes: Shapes, n: int) -> None:
-    """Makes the files under another name and moves them into place when they are whole."""
+    """Makes the files in a temporary folder, and renames it when they are complete."""
     made = None
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -70,17 +70,17 @@ def create(place: Path, shapes: Shapes, n: int) -> None:
 def _allocate(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
     with open(path, "r+b") as file:
-        if hasattr(os, "posix_fallocate"):  # else a full disk would end the process later
+        if hasattr(os, "posix_fallocate"):  # without this, a full disk would kill the process later
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 def _in_files(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """`.npy` does not know bfloat16 and its like: they are kept as whole numbers."""
+    """The dtype in the files: `.npy` does not know bfloat16 and similar, so integers hold them."""
     return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
 
 
 def open_files(place: Path, shapes: Shapes, n: int) -> tuple[list[Any], Any]:
-    """The arrays and the marks; read-only if the disk is."""
+    """The arrays and the marks; read-only if the files are."""
     wanted = [(shape, _in_files(dtype)) for shape, dtype in shapes]
     arrays = [_open(place / f"leaf{k}.npy", *each) for k, each in enumerate(wanted)]
     marks = _open(place / "filled.npy", (n,), np.dtype(np.uint8))
@@ -90,7 +90,7 @@ def open_files(place: Path, shapes: Shapes, n: int) -> tuple[list[Any], Any]:
 def _open(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     fix = "delete that folder, and it is made anew"
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)  # refuses a file that is cut
+        found = np.load(path, mmap_mode="r", allow_pickle=False)  # refuses a truncated file
         if (found.shape, found.dtype) != (shape, dtype):
             raise PipelineError(
                 f"CacheTransform: the cache in {path.parent} holds, in {path.name}, "

@@ -1,4 +1,4 @@
-"""Names of caches on disk: a digest of what computes them, and a version that the user sets."""
+"""Names of caches on disk: a digest of their pipeline, and a version that the user sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 from ..base.errors import PipelineError
 from .digest import digest
 
-# Settings of JAX under which functions, and programs, compute something else.
+# Settings of JAX that change what functions, or programs, compute.
 _FUNCTIONS = (
     "jax_enable_x64",
     "jax_default_prng_impl",
@@ -23,7 +23,7 @@ _PROGRAMS = (*_FUNCTIONS, "jax_default_matmul_precision")
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """Where a cache lies, if in files, and how the user calls it."""
+    """The folder of a cache (None: in memory), its version, and its name in error messages."""
 
     folder: str | None
     version: int | str | None = None
@@ -43,8 +43,8 @@ def check_version(version: Any, owner: str) -> None:
 
 
 def name_of(source: Any, named: Named, *more: Any) -> str:
-    """The name under which results of a source are kept, the same in every process."""
-    # Programs round as the compiler and the device have it.
+    """The name under which the results of a source are kept, the same in every process."""
+    # How a program rounds depends on the compiler and the device.
     programs = bool(more) or not source.traits.by_python
     computed = [jax.__version__, jax.default_backend()] if programs else []
     names = _PROGRAMS if programs else _FUNCTIONS

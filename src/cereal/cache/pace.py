@@ -1,7 +1,7 @@
-"""How much of a cache is computed in one go: about a second's work.
+"""How much of a cache is computed at once: about a second of work.
 
-Whoever is killed in the middle of a chunk has lost it. Python says how long its part takes while
-it reads; of a program, only one that has been compiled does.
+If the process is killed in the middle of a chunk, that chunk is lost. Python's part is measured
+while it reads. A program is measured only if it was compiled before, not while it compiles.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Pace:
         self._chunk = _FIRST_CHUNK
 
     def fetch(self, indices: np.ndarray) -> Rows:
-        """The rows of the first of these, fetched: as many as Python reads in a second."""
+        """Fetches the rows of the first of these indices: as many as Python reads in a second."""
         indices = next(chunks_of(self._upstream, indices))[: self._chunk]
         parts: list[Rows] = []
         done, begin = 0, time.monotonic()
@@ -51,10 +51,10 @@ class Pace:
 
     @contextlib.contextmanager
     def running(self, n: int, *, known: bool) -> Iterator[None]:
-        """Around a program over n elements; `known`: it is compiled."""
+        """Within it, a program over n elements runs; `known`: it was compiled before."""
         begin = time.monotonic()
         yield
         took = max(time.monotonic() - begin, 1e-6)
-        # Seldom, since another size is another program; and powers of two.
+        # The size changes seldom, since every size is another program; sizes are powers of two.
         if known and (took > 2 * _SECONDS or (n >= self._chunk and took < _SECONDS / 8)):
             self._chunk = 1 << max(0, int(n * _SECONDS / 2 / took).bit_length() - 1)

@@ -1,4 +1,4 @@
-"""Elements of a source, kept on the host as they are read: in memory, or in files."""
+"""Keeps the elements of a source on the host when they are first read: in memory, or in files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SYNC_SECONDS = 2.0
 
 
 class CacheStore(Keeps):
-    """The elements of `upstream`, read once each. Threads may share it."""
+    """The elements of `upstream`; each is read once. Thread-safe."""
 
     def __init__(self, upstream: IndexedSource[Any], named: Named) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class CacheStore(Keeps):
         shapes = [((len(upstream), *spec.shape), np.dtype(spec.dtype)) for spec in specs]
         self._lock = threading.Lock()
         self._unsaved, self._saved, self._saving = 0, time.monotonic(), 0.0
-        self._pending: list[np.ndarray] = []  # read, and not yet marked on the disk
+        self._pending: list[np.ndarray] = []  # chunks that were read, but are not marked on disk
         self._pace, self._sizes = Pace(upstream), set[int]()
         self._check: Check | None = None
         if named.folder is None:
@@ -73,13 +73,13 @@ class CacheStore(Keeps):
         return jax.tree.unflatten(self._structure, [array[indices] for array in self._arrays])
 
     def fill(self) -> None:
-        """Reads all that is missing. In a thread of its own: the caller may be tracing."""
+        """Reads all that is missing, in another thread, because the caller may be tracing."""
         if not self.full:
             apart(lambda stop: self._read(np.arange(len(self._filled)), stop))
 
     def _read(self, indices: np.ndarray, stop: threading.Event) -> None:
-        # Elements that a policy for errors would leave out must not be kept as such: here errors
-        # are raised, and who asked leaves them out.
+        # An element that `on_error` leaves out must not be kept in the cache. So here errors are
+        # raised, and the caller's policy leaves the element out.
         here = read_context()
         here = here if here.on_error is raise_it else ReadContext(buffers=here.buffers)
         with self._lock, use_read_context(here):
@@ -111,7 +111,7 @@ class CacheStore(Keeps):
         if self._marks is None:
             return
         self._pending.append(chunk)
-        # On a slow disk, at most half of the time goes into saving.
+        # On a slow disk, saving takes at most half of the time.
         late = time.monotonic() - self._saved >= max(_SYNC_SECONDS, self._saving)
         if self._unsaved >= _SYNC_BYTES or late:
             self.save()
@@ -124,7 +124,7 @@ class CacheStore(Keeps):
         self._saving = self._saved - begin
 
     def before_program(self) -> None:
-        self.fill()  # a callback must not run JAX
+        self.fill()  # now, since a callback must not run JAX
 
     def digest_of(self) -> Any:
         return [self.upstream, self.named.version]
@@ -134,7 +134,7 @@ class CacheStore(Keeps):
 
 
 def apart(work: Callable[[threading.Event], None]) -> None:
-    """Runs this in a thread of its own, with the settings of the caller, who may be tracing."""
+    """Runs `work` in a new thread with the caller's settings, because the caller may be tracing."""
     failed: list[BaseException] = []
     stop, done = threading.Event(), threading.Event()
     settings = current_settings()
@@ -152,7 +152,7 @@ def apart(work: Callable[[threading.Event], None]) -> None:
     try:
         thread.start()
         done.wait()
-    finally:  # Ctrl-C: the chunk at hand is finished, what was read stays
+    finally:  # after Ctrl-C, the current chunk is finished, and all that was read is kept
         stop.set()
         if thread.ident is not None:
             done.wait()

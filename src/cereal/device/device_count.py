@@ -1,7 +1,7 @@
 """How many devices a compiled program runs on, as a number inside of it.
 
-It is not known when a function is traced (where its arguments lie decides it), only when the trace
-is lowered; so it is an operation that is lowered to a constant.
+JAX does not know this number when it traces a function, because it depends on where the arguments
+lie. It knows it when it lowers the trace. So this is an operation that is lowered to a constant.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _count = Primitive("cereal_device_count")
 
 
 def device_count_of_program(value: Any) -> Any:
-    """A number of int32; `value` is anything that the program computes with.
+    """The number, an int32; `value` is any value of the program.
 
-    Without it, JAX would run the operation by itself while it traces a gradient, and say 1.
+    An operation without an argument would run at once while JAX traces a gradient, and give 1.
     """
     return _count.bind(value)
 
 
 def _devices(context: Any) -> int:
-    """How many devices this lowering is for; if JAX does not say, as many as there are."""
-    # The bet: a lowering knows its devices by one of these private names, or its mesh
-    # (`tests/device/test_device_count.py`).
+    """How many devices this lowering is for; if JAX does not say, the number of all devices."""
+    # The bet: a lowering has its number of devices, or its mesh, under these private names. If it
+    # is lost, `tests/device/test_device_count.py` fails first.
     axes = context.module_context.axis_context
     mesh_size = getattr(getattr(axes, "mesh", None), "size", None)
     found = getattr(axes, "num_devices", None) or mesh_size

@@ -1,4 +1,4 @@
-"""Reading a table by index, whatever mesh table and indices lie on."""
+"""Reading a table by index, also if the table or the indices lie on a mesh with explicit axes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 def gathered(table: Any, indices: Any) -> Any:
     """table[indices] for valid indices, in NumPy or JAX.
 
-    With explicit axes JAX will not choose where rows from all devices go: everywhere. States that
-    are mapped over an axis of the mesh keep it, since `vmap` adds it.
+    With explicit axes, JAX does not choose where the result goes: we put it on every device. If
+    `vmap` maps over an axis of the mesh, it adds that axis to the result by itself.
     """
     if isinstance(indices, np.ndarray):
         return np.asarray(table)[indices]
@@ -32,7 +32,7 @@ def explicit_mesh(*arrays: Any) -> Any:
 
 
 def reshaped(array: Any, *shape: int) -> Any:
-    """The array in another shape; with explicit axes, JAX will not choose here either."""
+    """The array in another shape; with explicit axes, the result is put on every device too."""
     mesh = explicit_mesh(array)
     if mesh is None:
         return array.reshape(shape)

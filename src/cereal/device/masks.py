@@ -1,8 +1,8 @@
-"""Masks of full batches, for batches that no program makes.
+"""Masks of full batches, for batches that are only moved to the device.
 
-A program that makes a batch makes its mask too. Where a batch is only moved to the device, moving a
-mask too would cost a GPU 80 µs, so masks are made ahead, many in one call. Each is handed out once,
-since the user may donate it to a program.
+A program that makes a batch also makes its mask. If no program makes the batch, moving a mask to a
+GPU would cost 80 µs more. So many masks are made in one call, ahead of time. Each mask is handed
+out once, since the user may donate it to a program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _full(lanes: tuple[int, ...]) -> list[Any]:
 
 
 class FullMasks:
-    """Belongs to one iterator: batches of one shape, for one place."""
+    """Masks for one iterator, whose batches have one shape and go to one place."""
 
     def __init__(self, lanes: tuple[int, ...], placement: Any) -> None:
         self._lanes, self._placement = lanes, placement
@@ -32,7 +32,7 @@ class FullMasks:
         self._device: Any = None
 
     def take(self) -> Any:
-        """A mask that is True everywhere, where an array would be put now."""
+        """A mask that is all True, on the device where JAX would put a new array now."""
         config: Any = jax.config
         device = config.jax_default_device
         if not self._made or device != self._device:

@@ -1,6 +1,6 @@
-"""Where batches go: outside of programs arrays are moved, inside of them they are constrained.
+"""Where batches go. Outside of programs arrays are moved; inside, their sharding is constrained.
 
-One sharding serves a whole batch: an array takes the leading part of the spec that it has axes for.
+One sharding serves a whole batch. An array with fewer axes uses only the first parts of the spec.
 
     P("data", "model")    image [16, 8]  P("data", "model")
                           label [16]     P("data")          and the mask
@@ -22,15 +22,15 @@ from ..base.spec import format_spec
 
 
 def place(values: Any, placement: Any, lead: int = 0) -> Any:
-    """A tree of arrays on a device or sharding, moved there, or inside of a program constrained.
+    """A tree of arrays, moved to a device or sharding; inside of a program, constrained to it.
 
-    `lead` counts the axes before those of a batch, where several are stacked.
+    If several batches are stacked, `lead` is the number of axes before those of a batch.
     """
     return jax.tree.map(lambda x: _place(x, placement, lead), values)
 
 
 def layout(values: Any, placement: Any) -> Any:
-    """The tree of what every array goes to, as `jax.device_put` takes it."""
+    """The placement of every array, as a tree that `jax.device_put` takes."""
     if not isinstance(placement, NamedSharding):
         return placement
     return jax.tree.map(lambda x: fitted(placement, x.ndim), values)
@@ -38,7 +38,7 @@ def layout(values: Any, placement: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def fitted(placement: Any, axes: int, lead: int = 0) -> Any:
-    """The placement of an array of so many axes."""
+    """The placement of an array with this number of axes."""
     if not isinstance(placement, NamedSharding):
         return placement
     spec = (*(None,) * lead, *placement.spec)
@@ -49,7 +49,7 @@ def fitted(placement: Any, axes: int, lead: int = 0) -> Any:
 
 
 def in_words(placement: Any) -> str:
-    """A placement as drawings and errors call it: `P('data', 'model') over data=4, model=2`."""
+    """A placement as drawings and errors print it: `P('data', 'model') over data=4, model=2`."""
     if not isinstance(placement, NamedSharding):
         return str(placement)
     kind = f" in {placement.memory_kind}" if _elsewhere(placement) else ""
@@ -58,7 +58,7 @@ def in_words(placement: Any) -> str:
 
 
 def placed(traits: Any, values: Any, mask: Any) -> tuple[Any, Any]:
-    """A step's values and mask where the pipeline says; for programs that hold many steps."""
+    """A step's values and mask, placed as the pipeline says; for programs with many steps."""
     if traits.placement is None:
         return values, mask
     check_callbacks(traits)
@@ -70,7 +70,7 @@ def _place(x: Any, placement: Any, lead: int) -> Any:
         return _constrained(x, placement, lead)
     here = x.devices() if isinstance(x, jax.Array) else None
     if isinstance(placement, jax.Device) and here == {placement}:
-        return x  # device_put of an array that is there already costs more than this look
+        return x  # quicker than `device_put` of an array that is there already
     return jax.device_put(x, fitted(placement, x.ndim, lead))
 
 
@@ -79,7 +79,7 @@ def _place(x: Any, placement: Any, lead: int) -> Any:
 
 def _constrained(x: Any, placement: Any, lead: int) -> Any:
     if isinstance(placement, jax.Device):
-        if placement == _default_device():  # where programs run that nobody sent elsewhere
+        if placement == _default_device():  # programs run there anyway
             return x
         placement = SingleDeviceSharding(placement)
     _check_in_program(placement)
@@ -106,12 +106,12 @@ def _default_device() -> Any:
 
 
 def _check_in_program(placement: Any) -> None:
-    """What a program cannot do about the place of an array is refused, not ignored."""
+    """Raises an error for placements that a program cannot carry out."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
     if manual:
         raise UsageError(
             f"DevicePutTransform cannot place batches inside of `shard_map` (over {manual}), where "
-            f"every device has its own; leave it out of this pipeline."
+            f"every device makes its own batch; leave it out of this pipeline."
         )
     if _elsewhere(placement):
         raise UsageError(
@@ -131,7 +131,7 @@ def _check_in_program(placement: Any) -> None:
 
 
 def _elsewhere(sharding: Any) -> bool:
-    """Whether it names other memory than a device computes in."""
+    """Whether it names other memory than the device's own, such as pinned host memory."""
     usual = next(iter(sharding.device_set)).default_memory().kind
     return sharding.memory_kind not in (None, usual)
 
@@ -143,7 +143,7 @@ def _names(spec: Any) -> list[str]:
 
 
 def check_callbacks(traits: Any) -> None:
-    """Ordered callbacks run on one device only."""
+    """Refuses ordered callbacks on several devices: JAX runs them on one only."""
     placement = traits.placement
     devices = placement.device_set if isinstance(placement, Sharding) else ()
     if traits.callbacks and len(devices) > 1:
@@ -155,7 +155,7 @@ def check_callbacks(traits: Any) -> None:
 
 
 def refuse_unmapped(error: ValueError) -> None:
-    """Says in words what JAX cannot do with functions that have rules of their own."""
+    """Explains this error of JAX, about functions that were traced without the mesh."""
     if lacks_mesh(error):
         raise UsageError(
             "JAX cannot map these states over a mesh with explicit axes: a stage has a loop, or a "
@@ -165,7 +165,7 @@ def refuse_unmapped(error: ValueError) -> None:
 
 
 def check_given(placement: Any, **given: Any) -> None:
-    """Arrays that were put elsewhere cannot come into a program that runs where batches go."""
+    """Refuses arguments that lie on other devices than the batches: a program runs on one set."""
     if placement is None:
         return
     there = {placement} if isinstance(placement, jax.Device) else placement.device_set
@@ -183,9 +183,10 @@ def check_given(placement: Any, **given: Any) -> None:
 
 
 def joining(state: Any, placement: Any) -> Any:
-    """A state that enters a program over several devices as it will leave it, on all of them.
+    """The state on all devices of the placement, where a program over them would return it.
 
-    Otherwise the second epoch, which begins with the state of the first, would compile again.
+    Otherwise the second epoch would compile again: its state comes from the first epoch's program,
+    and so lies on other devices than the first state did.
     """
     if not isinstance(placement, NamedSharding):
         return state
@@ -208,7 +209,7 @@ def _devices(devices: Any) -> str:
 
 
 def check_layout(sharding: Any, spec: Any, lanes: tuple[int, ...], label: str) -> None:
-    """Refuses batches, or masks of these lanes, that a sharding cannot lay out."""
+    """Refuses batches, or masks of these lanes, that a sharding cannot divide."""
     leaves = [(leaf, "") for leaf in jax.tree.leaves(spec)]
     mask = jax.ShapeDtypeStruct(lanes, bool)
     for leaf, name in (*leaves, (mask, "the mask, ")):

@@ -17,7 +17,7 @@ from .words import pack, worth_packing
 def as_device(device: Any, owner: str) -> Any:
     """Reads "cpu", "gpu:1", a device or a sharding; None is the default device."""
     if device is None:
-        return jnp.zeros(()).devices().pop()  # heeds `jax.default_device`
+        return jnp.zeros(()).devices().pop()  # the device that `jax.default_device` says
     if isinstance(device, jax.Device | jax.sharding.Sharding):
         return device
     if not isinstance(device, str):
@@ -36,7 +36,7 @@ def as_device(device: Any, owner: str) -> Any:
 
 
 def settle(array: Any) -> Any:
-    """An array as a source of its rows keeps it; on the CPU, narrow integers as 32-bit words."""
+    """An array as a source stores it; on the CPU, narrow integers are stored as 32-bit words."""
     if not is_traced(array) and jax.default_backend() == "cpu":
         array = native(array)
         if worth_packing(array):
@@ -47,10 +47,10 @@ def settle(array: Any) -> Any:
 def place_array(array: Any) -> Any:
     """An array where a source keeps it.
 
-    NumPy data has said nothing about its place: it is copied once to the default device, so
-    that writing into it afterwards changes nothing. A `jax.Array` stays where it is; one in CPU
-    memory while the default device is another goes to that device's pinned host memory, so that
-    compiled code can read it and only batches travel.
+    NumPy data is copied once to the default device; writing into it afterwards changes nothing. A
+    `jax.Array` stays where it is, with one exception: if it is in CPU memory and the default device
+    is not the CPU, it goes to that device's pinned host memory. Compiled code can read it there,
+    and only batches are copied to the device.
     """
     if is_traced(array):
         return array
@@ -66,7 +66,7 @@ def place_array(array: Any) -> Any:
 
 
 def native(array: Any) -> Any:
-    """In this machine's byte order; JAX takes no other, and files often have one."""
+    """The array in this machine's byte order. Files often have another, which JAX does not take."""
     if isinstance(array, jax.Array) or array.dtype.isnative:
         return array
     return array.astype(array.dtype.newbyteorder("="))

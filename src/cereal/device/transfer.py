@@ -1,7 +1,7 @@
-"""Small arrays between the host and a device.
+"""Moving small arrays between the host and a device.
 
-Under `jax_transfer_guard="disallow"` JAX moves arrays only by functions that are called for it.
-These take 10 to 20 µs more on the CPU, so they are used only where the guard asks for them:
+Under `jax_transfer_guard="disallow"`, JAX allows only explicit transfers, by `device_put` and
+`device_get`. These take 10 to 20 µs more on the CPU, so they are used only if the guard is on:
 
     to_device, hand_over   `jax.device_put`, or as an argument of a program
     to_host                `jax.device_get`, or `np.asarray`
@@ -20,7 +20,7 @@ _config: Any = jax.config
 
 
 def hand_over(values: Any) -> Any:
-    """Arrays of NumPy as arrays of JAX, where a program would put its arguments.
+    """NumPy arrays as JAX arrays, on the device where a program would put its arguments.
 
     For small arrays this takes a fifth of the time of `device_put`.
     """
@@ -29,20 +29,20 @@ def hand_over(values: Any) -> Any:
 
 
 def to_device(values: Any) -> Any:
-    """Arrays of NumPy as arrays of JAX that are bound to no device, also under `jax.set_mesh`."""
-    # An argument is the quicker way on the CPU, and the slower one to a GPU.
+    """NumPy arrays as JAX arrays that are not committed to a device, also under `jax.set_mesh`."""
+    # Passing them through a program is quicker on the CPU, and slower on a GPU.
     if jax.default_backend() == "cpu" and jax.sharding.get_abstract_mesh().empty:
         return hand_over(values)
     return jax.device_put(values)
 
 
 def sent(values: Any) -> Any:
-    """What is to be an argument of a program; moved here, explicitly, if the guard asks for it."""
+    """The arguments of a program; moved to the device here if the transfer guard is on."""
     free = _config.jax_transfer_guard_host_to_device in _FREE
     return values if free else jax.device_put(values)
 
 
 def to_host(array: Any) -> np.ndarray:
-    """An array as one of NumPy."""
+    """An array as a NumPy array."""
     free = _config.jax_transfer_guard_device_to_host in _FREE
     return np.asarray(array if free else jax.device_get(array))

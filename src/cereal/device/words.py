@@ -1,15 +1,15 @@
 """Rows of narrow integers, stored as 32-bit words.
 
-XLA's CPU gather of small images moves one number at a time, so bytes cost four times what they
-need to. Stored as words and taken apart after the gather, 128 images of 28x28 take 10 µs instead
-of 36. The data is not copied for it: the words are another view of the same memory.
+On the CPU, XLA gathers small images one number at a time, so single bytes cost four times what
+they need to. If they are stored as words and split into bytes after the gather, 128 images of 28x28
+take 10 µs instead of 36. The data is not copied for this: the words are a view of the same memory.
 
     uint8[60000,28,28]  =view=  uint32[60000,196]  --gather-->   uint32[128,196]
                                                    --bitcast-->  uint8[128,28,28]
 
-It pays for images of one channel, of 16x16 to 48x48 bytes, whether or not the channel is an axis.
-Rows of one axis, longer rows and rows whose last axis is no whole number of words (colours) are
-gathered as fast or faster as they are.
+This is faster for images of one channel, of 16x16 to 48x48 bytes, whether or not the channel is an
+axis. It is not faster for rows of one axis, for longer rows, and for rows whose last axis is not a
+whole number of words (colours).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class WordRows:
     def take(self, indices: Any) -> Any:
         """The rows at these indices."""
         words = gathered(self.words, indices)
-        # Fused into a consumer, taking the words apart is repeated by every one of its loops.
+        # Without the barriers, XLA would split the words again in every loop that uses the batch.
         words = lax.optimization_barrier(words)
         rows = lax.bitcast_convert_type(words, self.dtype)
         rows = reshaped(rows, *indices.shape, *self.row_shape)
@@ -55,7 +55,7 @@ class WordRows:
 
 
 def worth_packing(array: Any) -> bool:
-    """Whether this array can be, and is better, stored as words."""
+    """Whether this array can be stored as words, and is read faster then."""
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):  # random keys
         return False
     dtype = np.dtype(array.dtype)
@@ -72,7 +72,12 @@ def worth_packing(array: Any) -> bool:
 
 
 def pack(array: Any) -> WordRows:
-    """The array as words: a copy of NumPy data, a view of a `jax.Array` on the CPU."""
+    """The array as words: a copy of NumPy data, a view of a `jax.Array` on the CPU.
+
+    The bet: JAX on the CPU shares its memory with NumPy, in both directions. If it is lost, the
+    words are a copy, and the data is in memory twice. `tests/device/test_words.py`,
+    `test_numpy_data_is_copied_and_a_jax_array_is_seen_as_it_lies`, fails first.
+    """
     host = np.ascontiguousarray(array)
     stored = _known_words(array)
     if stored is None:
@@ -86,7 +91,7 @@ def pack(array: Any) -> WordRows:
     return WordRows(stored, host.shape[1:], host.dtype)
 
 
-# So that two sources over one array have one array of words.
+# The words of each array, so that two sources over one array share them.
 _packed: dict[int, tuple[Any, Any]] = {}
 
 

@@ -1,1 +1,1 @@
-"""What a user's function means: proved unchanged, or traced again."""
+"""Whether a user's function still does the same: proved unchanged, or traced again."""

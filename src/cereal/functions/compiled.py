@@ -1,4 +1,4 @@
-"""Functions that are traced at every call, and compiled once for what they trace to."""
+"""Functions that are traced at every call. Equal traces share one compiled program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .meaning import Traced, trace
 
 
 class Latest:
-    """A table of the values that were used last; thread-safe."""
+    """A table that keeps the values that were used last; thread-safe."""
 
     most = 64
 
@@ -25,14 +25,14 @@ class Latest:
         self._made: OrderedDict[Hashable, Any] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], Any] = lambda: None) -> Any:
-        """The value under a key, made if there is none."""
+        """The value of a key; `make()` makes it if there is none."""
         with self._lock:
             found = self._made.get(key)
             found = make() if found is None else found
             return None if found is None else self.put(key, found)
 
     def put(self, key: Hashable, value: Any) -> Any:
-        """Keeps a value, and drops the one that was not used for longest."""
+        """Keeps a value. If the table is full, drops the one that was unused for longest."""
         with self._lock:
             self._made.pop(key, None)
             self._made[key] = value
@@ -52,13 +52,13 @@ compiled = Latest()
 
 
 def compiled_once(key: Hashable, traced: Traced, run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, compiled, which calls `traced` and depends on nothing else but `key`."""
+    """`run`, compiled. It calls `traced`, and depends on nothing else that is not in `key`."""
     make = lambda: jax.jit(lambda *args: run(*args))  # noqa: E731
     return make() if traced.meaning is None else compiled.get(key, make)
 
 
 class TracedAgain:
-    """A function that is traced once for arguments of one kind, for as long as this is kept."""
+    """A function that is traced once for each kind of arguments, while this object lives."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn

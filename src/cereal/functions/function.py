@@ -19,9 +19,9 @@ from .opaque import Opaque, hold
 class Function(Opaque):
     """A callable inside a pytree.
 
-    A plain function is structure: compared by identity, so that the same function means the same
-    program. A callable that is itself a pytree (an Equinox module) is traced, so that its
-    arrays are arguments like all others.
+    A plain function is part of the structure and compared by identity: the same function is the
+    same program. A callable that is itself a pytree (an Equinox module) is a child: its arrays are
+    arguments of programs, like all other arrays.
     """
 
     def __call__(self, *args: Any) -> Any:
@@ -38,7 +38,7 @@ class Function(Opaque):
 
 
 def function_name(fn: Any) -> str:
-    """What a function is called; a callable object by its class, a partial by what it calls."""
+    """A function's name; for a callable object its class's, for a partial its function's."""
     inner = fn.func if isinstance(fn, functools.partial) else fn
     return getattr(inner, "__name__", type(inner).__name__)
 
@@ -64,10 +64,10 @@ def takes_second(fn: Any, name: str) -> bool:
 
 
 def arguments_taken(fn: Any, names: tuple[str, ...], least: int = 0) -> tuple[str, ...]:
-    """Which of these arguments, in their order, to call `fn` with, by its own names for them.
+    """Which of these arguments to pass to `fn`, in this order; as `fn` itself names them.
 
-    The first `least` are passed in any case. A further one is if `fn` has no default for it, or
-    calls it by that name.
+    The first `least` are always passed. A further one is passed if `fn` has no default for it, or
+    has a parameter of that name there.
     """
     try:
         parameters = list(inspect.signature(fn).parameters.values())
@@ -84,7 +84,7 @@ def arguments_taken(fn: Any, names: tuple[str, ...], least: int = 0) -> tuple[st
 
 
 def as_decision(keep: Any, owner: str) -> Any:
-    """What a filter's function returned, if it is one yes or no."""
+    """The result of a filter's function, or an error if it is not one bool."""
     array = isinstance(keep, jax.Array | np.ndarray | np.generic)
     found = f"{keep.dtype}{list(keep.shape)}" if array else type(keep).__name__
     if found not in ("bool[]", "bool"):

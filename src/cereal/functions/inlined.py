@@ -1,7 +1,8 @@
-"""A traced function over a mesh with explicit axes that it was not traced for.
+"""Running a traced function over a mesh with explicit axes that it was not traced for.
 
-JAX cannot map a function inside of a trace (every `jnp.where` is one) over an axis of a mesh that
-the trace does not know. Taken apart into single operations, each finds its mesh in its arguments.
+A trace contains inner jitted functions (every `jnp.where` is one). JAX cannot map these over an
+axis of a mesh that the trace does not know. So the trace is run one operation at a time: each
+operation finds the mesh in its arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jax.extend.core import (
 
 
 def run_inlined(closed: ClosedJaxpr, *args: Any) -> list[Any]:
-    """`jaxpr_as_fun(closed)(*args)`, operation by operation; traced by whoever calls."""
+    """`jaxpr_as_fun(closed)(*args)`, operation by operation; the caller may be tracing."""
     jaxpr = closed.jaxpr
     known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     known.update(zip(jaxpr.invars, args, strict=True))

@@ -1,8 +1,8 @@
-"""Functions of the user's that JAX traces inside of a trace: bodies of scans, branches, and so on.
+"""The user's functions that JAX traces inside of another trace: bodies of scans, branches.
 
-JAX keeps their traces by the identity of the function, and gives the old one when what they refer
-to has changed. So they are forgotten before their program is traced again. Not those under the
-user's own `jax.jit`, which promises to keep them.
+JAX caches their traces by the identity of the function. If something that a function refers to has
+changed, JAX still uses the old trace. So we remove these from JAX's cache before we trace their
+program again. Functions under the user's own `jax.jit` stay: it promises to keep their traces.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ _seen: set[tuple[str, int]] = set()  # file and line
 
 
 def forget_seen() -> None:
-    """Makes JAX forget the traces of all such functions that were met so far."""
+    """Removes from JAX's caches all such functions that we have seen so far."""
     if _seen:
         _forget(_seen)
 
 
 def met_new(closed: Any) -> bool:
-    """Whether a program has such functions that are new here: then it must be traced once more."""
+    """Whether we see such a function for the first time in this program. JAX may have used an old
+    trace of it, so the program must be traced once more."""
     new = {place for place in _inside(closed) if not is_library_file(place[0])} - _seen
     _seen.update(new)
     return bool(new) and _forget(new)
@@ -48,7 +49,7 @@ def _forget(places: set[tuple[str, int]]) -> bool:
 
 
 def _function(key: Any) -> Any:
-    """The function of an entry, which refers to it weakly."""
+    """The function of an entry of the cache, which has a weak reference to it."""
     return key[0]() if isinstance(key, tuple) and key and callable(key[0]) else None
 
 

@@ -2,9 +2,9 @@
 
     fn, arguments  --traced-->  steps (compared by `meaning`)  +  arrays (become arguments)
 
-Two functions that trace to the same steps are one program, whatever their Python is: a lambda in a
-loop, a bound method, a closure over a trainer. A callback or a rule of differentiation is Python
-still: where it cannot be proved to be the same, the programs are different ones.
+Two functions that trace to the same steps are one program, even if their Python objects differ: a
+lambda in a loop, a bound method, a closure over a trainer. But callbacks and the user's rules of
+differentiation are still Python in a trace. If they cannot be proved equal, the programs differ.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _PYTHON = (types.FunctionType, types.MethodType, functools.partial)
 
 
 class Traced:
-    """A function as it was traced with arguments of some shapes; it holds no array of theirs.
+    """A function as it was traced for arguments of some shapes. It holds no arrays.
 
-    Equal to others that mean the same. `consts` are the arrays that it closes over, apart.
+    It is equal to others that do the same. The arrays that the function closes over are passed to
+    it as `consts`.
     """
 
     def __init__(self, closed: ClosedJaxpr, result: Any, meaning: _Meaning) -> None:
@@ -57,7 +58,7 @@ class Traced:
             self._hash = id(self)
 
     def __call__(self, consts: Any, leaves: Any) -> Any:
-        """The result for these arrays in place of those that were closed over."""
+        """The result for these arguments (`leaves`) and these closed-over arrays (`consts`)."""
         if explicit_mesh(*leaves) is None:
             made = jaxpr_as_fun(self._closed)(*consts, *leaves)
         else:
@@ -80,27 +81,28 @@ def trace(
 ) -> tuple[Traced, list[Any]]:
     """The function as a program, and the arrays that it closes over.
 
-    `compiled_only`: nobody will differentiate or map it, so rules for that do not count.
-    `of_pipeline`: it is compared with others of the same structure, in which all stands that
-    callbacks of cereal depend on; these are made anew in every trace.
+    `compiled_only`: nobody will differentiate or map it, so its rules for that are not compared.
+    `of_pipeline`: it is compared only with pipelines of the same structure. cereal's own callbacks
+    are new objects in every trace, but all that they depend on is in that structure. So they count
+    as equal.
     """
     forget_seen()
     closed, result = _traced_anew(fn, args)
     if met_new(closed):
         closed, result = _traced_anew(fn, args)
-    # Arrays of NumPy may be written to while a program reads them: they are copied.
+    # The user may write into NumPy arrays while a program reads them, so they are copied.
     consts = [x if isinstance(x, jax.Array) else np.array(x) for x in closed.consts]
     opened = _opened(closed, consts, jax.tree.leaves(args)) if consts else closed
     return Traced(opened, result, _Meaning(compiled_only, of_pipeline)), consts
 
 
 def _traced_anew(fn: Callable[..., Any], args: Any) -> tuple[ClosedJaxpr, Any]:
-    # A new function every time: JAX keeps traces by the identity of the function.
+    # A new lambda every time, because JAX caches traces by the identity of the function.
     return jax.make_jaxpr(lambda *args: fn(*args), return_shape=True)(*args)
 
 
 def _opened(closed: ClosedJaxpr, consts: list[Any], leaves: list[Any]) -> ClosedJaxpr:
-    """The same program with what it closes over as arguments, before all others."""
+    """The same program, with the arrays that it closes over as its first arguments."""
 
     def run(consts: Any, leaves: Any) -> Any:
         return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*leaves)
@@ -115,11 +117,11 @@ def tracing_context() -> Any:
 
 
 class _DifferentError(Exception):
-    """Met something that cannot be compared."""
+    """A program has something that cannot be compared."""
 
 
 class _Meaning:
-    """Makes values of programs that are equal if the programs do the same."""
+    """Makes hashable values of programs. Two values are equal only if the programs do the same."""
 
     def __init__(self, compiled_only: bool, of_pipeline: bool) -> None:
         self._compiled_only, self._of_pipeline = compiled_only, of_pipeline
@@ -157,7 +159,7 @@ class _Meaning:
             return (type(value), value)
         if isinstance(value, float | complex):
             return (type(value), repr(value))  # 0.0 is not -0.0
-        if isinstance(value, Jaxpr | ClosedJaxpr):  # one class from JAX 0.11 on
+        if isinstance(value, Jaxpr | ClosedJaxpr):  # since JAX 0.11 they are one class
             inner: Any = value
             consts = getattr(inner, "consts", ())
             return (self.of_jaxpr(getattr(inner, "jaxpr", inner)), *map(self.of, consts))
@@ -174,7 +176,7 @@ class _Meaning:
             if found is None or found.arrays:
                 raise _DifferentError
             return (found.key, _Kept(found.held))
-        if hasattr(value, "callback_func"):  # what it refers to is looked up when it runs
+        if hasattr(value, "callback_func"):  # its references are read when it runs, not when traced
             fn = value.callback_func
             is_ours = self._of_pipeline and _is_ours(fn)
             return (type(value), fn.__code__ if is_ours else _same(fn), self.of(value.in_tree))
@@ -188,21 +190,21 @@ def _is_ours(fn: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Kept:
-    """Things that must live, since their identities are part of a value; equal to any others."""
+    """Keeps objects alive whose `id` is part of a value. It is equal to any other `_Kept`."""
 
     things: Any = dataclasses.field(compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Same:
-    """Something of the user's, equal to itself alone, whatever its `__eq__` says."""
+    """An object of the user's, which is equal only to itself, whatever its `__eq__` says."""
 
     identity: tuple[int, ...]
     thing: Any = dataclasses.field(compare=False)  # kept: no other object gets its identity
 
 
 def _same(thing: Any) -> _Same:
-    if isinstance(thing, types.MethodType):  # a new object whenever it is asked for
+    if isinstance(thing, types.MethodType):  # Python makes a new object at every access
         return _Same((id(thing.__self__), id(thing.__func__)), thing)
     return _Same((id(thing),), thing)
 
@@ -219,10 +221,10 @@ def _content(value: Any) -> Hashable:
 
 
 def _of_library(call: Any) -> bool:
-    """Whether a function with a rule of its own is a library's, such as `jax.nn.relu`.
+    """Whether a function with its own rule of differentiation is a library's, as `jax.nn.relu` is.
 
-    Not one that a library made around a function of the user's: `jax.custom_gradient`, and all that
-    Equinox has of this kind.
+    False if a library made it from a function of the user's: `jax.custom_gradient`, and all such
+    functions of Equinox.
     """
     place = written_at(call)
     if place is None:

@@ -1,7 +1,7 @@
-"""The proof that nodes of a pipeline with code of the user's in them do what they did.
+"""The proof that nodes of a pipeline with the user's code in them still do the same.
 
-Their arrays are arguments of compiled programs. What is left: methods and constants of their
-classes, fields that are part of the structure, functions, and the same of all nodes inside them.
+Their arrays need no proof: they are arguments of compiled programs. To be proved: the methods and
+constants of their classes, their static fields, their functions, and the same for all nodes inside.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .library import is_library
 from .opaque import Opaque
 from .unchanged import Proof, proof_of
 
-# Methods that run when a pipeline is built, or that a dataclass writes.
+# Methods that run when a pipeline is built, or that `dataclass` generates.
 _BUILDING = {"__init__", "__post_init__", "__new__", "__setattr__", "__delattr__", "__repr__"}
 _BUILDING |= {"__eq__", "__hash__", "__replace__", "__getstate__", "__setstate__", "__annotate__"}
 _BUILDING |= {"__annotate_func__", "__init_subclass__", "__class_getitem__"}
@@ -28,7 +28,7 @@ _NO_CODE += (int, float, complex, str, bytes, type(None), jax.sharding.Sharding)
 
 
 def proof_of_node(node: Any) -> Proof | None:
-    """What proves that all code in a node is unchanged, or None."""
+    """The proof that all code in a node is unchanged, or None if there is none."""
     classes: dict[type, None] = {}
     values: list[Any] = []
     _find(node, classes, values)
@@ -45,7 +45,7 @@ def proof_of_node(node: Any) -> Proof | None:
 
 
 def _may_run(cls: type, name: str, value: Any) -> bool:
-    """Whether a step may run or read this name of a class; fields belong to the instances."""
+    """Whether a step may use this attribute of a class. (Fields belong to the instances.)"""
     if name.startswith("__"):
         return isinstance(value, types.FunctionType) and name not in _BUILDING
     is_field = name in getattr(cls, "__dataclass_fields__", ())
@@ -53,7 +53,7 @@ def _may_run(cls: type, name: str, value: Any) -> bool:
 
 
 def _find(node: Any, classes: dict[type, None], values: list[Any]) -> None:
-    """Collects the user's classes in a node, and what must be proved besides."""
+    """Collects the user's classes in a node, and other values that must be proved."""
     cls: Any = type(node)
     if isinstance(node, _NO_CODE):
         return
@@ -73,7 +73,7 @@ def _find(node: Any, classes: dict[type, None], values: list[Any]) -> None:
 
 
 def _has_fixed_fields(node: Any) -> bool:
-    """Whether its fields cannot change, or JAX asks for them at every call."""
+    """Whether its fields cannot change, or JAX reads them at every call."""
     params = getattr(node, "__dataclass_params__", None)
     if params is None or isinstance(node, type):
         return False

@@ -12,10 +12,10 @@ _WRITE = "write `@cereal.pytree_dataclass` above its class"
 
 @pytree_dataclass
 class Opaque:
-    """An object that JAX may or may not see into.
+    """Holds an object that may or may not be a pytree.
 
-    A pytree is a child: its arrays are arguments of compiled programs. Anything else is structure:
-    compared by its own equality, most often by identity.
+    A pytree is a child: its arrays are arguments of compiled programs. Anything else is part of the
+    structure: it is compared by its own `==`, which is most often identity.
     """
 
     holds_code: ClassVar[bool] = True

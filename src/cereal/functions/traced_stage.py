@@ -1,12 +1,12 @@
-"""A stage with functions of the user's, as what it traces to.
+"""A stage with the user's functions, replaced by its trace.
 
     MapTransform(fn)  --built-->  steps (structure, compared by meaning)  +  arrays (leaves)
 
-So equal loaders share one program whatever their lambdas are, arrays that a function closes over
-are arguments of it and go with the loader, and JAX's caches hold neither. The functions are looked
-at again whenever the pipeline is used outside of a program (`current`): what is not proved
-unchanged is traced again. A copy of a pipeline, as `jax.tree.map` makes it, and what is passed
-through a program, has no Python left and stays what it was.
+So equal loaders share one program, even if their lambdas are different objects. Arrays that a
+function closes over are arguments of the program and belong to the loader. JAX's caches hold
+neither the functions nor the arrays. Whenever the pipeline is used outside of a program, `current`
+checks the functions: those that are not proved unchanged are traced again. A copy that
+`jax.tree.map` or a program makes of a pipeline has no Python functions any more, and never changes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ N = TypeVar("N")
 
 @pytree_dataclass
 class TracedStage:
-    """What a stage does to values of one spec, in its place."""
+    """Stands in a pipeline for a stage: its trace for values of one spec."""
 
     arrays: Any  # of the stage itself, and those that its functions close over
     traced: Traced = static_field()
@@ -39,7 +39,7 @@ class TracedStage:
     _label: str = static_field()
 
     def mask_shape(self, before: tuple[int, ...], spec: Spec) -> tuple[int, ...]:
-        """The shape of masks after this stage: none that has functions changes it."""
+        """The shape of masks after this stage. Stages with functions do not change it."""
         del spec
         return before
 
@@ -78,7 +78,7 @@ class Watched(NamedTuple):
     context: Any
 
     def holds(self) -> bool:
-        """Whether tracing again would give the same."""
+        """Whether it is proved that a new trace would be the same."""
         proved = self.proof is not None and self.context == tracing_context()
         return proved and self.proof.holds()  # type: ignore[union-attr]
 
@@ -90,7 +90,7 @@ def functions_in(tree: Any) -> list[Any]:
 
 
 def traced_stage(stage: Any, inputs: Any, lanes: tuple[int, ...]) -> Any:
-    """The stage as what it traces to, if it has functions that are compiled."""
+    """The stage as a `TracedStage` if it has functions that are compiled; else the stage."""
     functions = functions_in(stage)
     if stage.traits.callbacks or not functions or isinstance(stage, TracedStage):
         return stage
@@ -111,7 +111,7 @@ def traced_stage(stage: Any, inputs: Any, lanes: tuple[int, ...]) -> Any:
 
 
 def checked(stage: Any, values: Any) -> Any:
-    """The values, if they are a tree of arrays."""
+    """The values, or an error if they are not a tree of arrays."""
     leaves = jax.tree_util.tree_flatten_with_path(values)[0]
     for path, leaf in leaves:
         if not is_array_like(leaf):
@@ -129,7 +129,7 @@ def checked(stage: Any, values: Any) -> Any:
 
 
 def spec_of_result(stage: Any, inputs: Any, lanes: tuple[int, ...]) -> Any:
-    """What the stage makes of values of a spec, as specs."""
+    """The spec of what the stage makes from inputs of these specs."""
     if isinstance(stage, TracedStage):
         return stage.traced.result[0]
     return jax.eval_shape(
@@ -139,7 +139,7 @@ def spec_of_result(stage: Any, inputs: Any, lanes: tuple[int, ...]) -> Any:
 
 
 def current(source: N, state: Any, *, thorough: bool = True) -> N:
-    """The pipeline with its functions as they are now; `thorough` is for who runs many steps."""
+    """The pipeline with its functions as they are now; pass `thorough` before many steps."""
     source = with_code(source, state, thorough=thorough)
     fields: Any = source.__dict__
     source = fields.get("_current", source)
@@ -170,7 +170,7 @@ def _now(stage: TracedStage) -> TracedStage:
     made: Any = traced_stage(watched.stage, watched.inputs, watched.lanes)
     _check_spec(stage, made)
     if made.traced == stage.traced and all(map(_same, *_leaves(made, stage))):
-        set_fields(stage, _watched=made.watched)  # proved, or traced, as of now
+        set_fields(stage, _watched=made.watched)  # nothing changed: keep the newer proof
         return stage
     return made
 
@@ -189,7 +189,7 @@ def _leaves(*stages: TracedStage) -> tuple[list[Any], ...]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two arrays are one, or were made of the same values of NumPy, to the bit."""
+    """Whether two arrays are the same object, or have the same bits."""
     if a is b:
         return True
     if not is_concrete(a) or not is_concrete(b) or a.shape != b.shape or a.dtype != b.dtype:

@@ -1,9 +1,9 @@
-"""The proof that a function does what it did: everything that it refers to, followed to the end.
+"""The proof that a function still does the same: we follow everything that it refers to.
 
-Only what cannot change unseen is a proof: code, numbers and text, arrays of JAX, the content of
-small arrays of NumPy, functions whose references are proved, and what libraries define at the level
-of a module. An object, a list, a dict, a set, a class or a module of the user may change. A
-function that refers to one is traced again, which is always right
+A proof uses only what cannot change unnoticed: code, numbers and text, JAX arrays, the content of
+small NumPy arrays, functions whose references are proved, and what libraries define in their
+modules. The user's objects, lists, dicts, sets, classes and modules may change. A function that
+refers to one of these has no proof and is traced again, which is always right
 (`tests/functions/test_unchanged.py`).
 """
 
@@ -38,9 +38,9 @@ _SMALL = 4096  # bytes of a NumPy array whose content is compared at every `hold
 
 
 class Proof(NamedTuple):
-    """`key` is equal for functions that do the same, as long as the objects in `held` live.
+    """`key` is equal for functions that do the same, while the objects in `held` are alive.
 
-    It holds while `get(name) is value` for each of the `checks`.
+    The proof holds while `get(name) is value`, for each (get, name, value) in `checks`.
     """
 
     key: Hashable
@@ -49,7 +49,7 @@ class Proof(NamedTuple):
 
     @property
     def arrays(self) -> list[Any]:
-        """The arrays of JAX that the functions refer to."""
+        """The JAX arrays that the functions refer to."""
         return [each for each in self.held if isinstance(each, jax.Array)]
 
     def holds(self) -> bool:
@@ -61,11 +61,11 @@ class Proof(NamedTuple):
 
 
 class _UnprovedError(Exception):
-    """Met something that may change unseen."""
+    """A function refers to something that may change unnoticed."""
 
 
 def proof_of(*functions: Any) -> Proof | None:
-    """What proves that these functions are unchanged, or None."""
+    """The proof that these functions are unchanged, or None if there is none."""
     made = _Prover()
     try:
         key = tuple(map(made.of, functions))
@@ -82,13 +82,14 @@ class _Prover:
         self._seen: dict[int, int] = {}
 
     def of(self, value: Any, names: tuple[str, ...] | None = None) -> Hashable:
-        """The key of a value; `names` are all names in the code that knows it by a name."""
+        """The key of a value; `names` are all names in the code that refers to it."""
         kind: Any = type(value)
         if kind in PLAIN:
             return (kind, repr(value))  # repr: 0.0 is not -0.0, and nan is nan
         if isinstance(value, np.dtype | types.CodeType):
             return value
-        if isinstance(value, np.generic) and not isinstance(value, np.void):  # that is a view
+        # (A `np.void` is a view of an array, so it can change.)
+        if isinstance(value, np.generic) and not isinstance(value, np.void):
             return (value.dtype, value.tobytes())
         if isinstance(value, tuple) and is_library(kind):
             return (kind, *(self.of(each, names) for each in value))
@@ -143,17 +144,20 @@ class _Prover:
         return (id(scope), *parts, *inside, keywords, *used)
 
     def _follow(self, get: Callable[[str], Any], found: Iterable[str], names: Any) -> Any:
-        """The key of what `get` gives for some names, which must stay the same objects."""
+        """The key of what `get` returns for some names; each must stay the same object."""
         values = [(name, get(name)) for name in found]
         self.checks += [(get, name, value) for name, value in values]
         return tuple((name, self.of(value, names)) for name, value in values)
 
     def _keywords(self, values: dict[str, Any], names: tuple[str, ...]) -> Hashable:
-        self.checks.append((len, values, len(values)))  # few: Python has one object for the number
+        # Checks compare with `is`. The bet: CPython has one object for each small number. If it is
+        # lost, no proof holds, and functions are traced again at every call.
+        # `test_what_cannot_change_is_proved` fails first.
+        self.checks.append((len, values, len(values)))
         return self._follow(values.get, values, names)
 
     def _module(self, module: Any, names: tuple[str, ...] | None, depth: int = 4) -> None:
-        """What code may ask of a library's module is fixed too: no flags, no environment."""
+        """Checks that all that code may read from a library's module is fixed: no flags."""
         known = isinstance(module, types.ModuleType) and names is not None and depth
         if not known or not is_library(module) or looks_at_the_world(module):
             raise _UnprovedError

@@ -1,14 +1,13 @@
-"""Code of the user's that a pipeline runs when it is traced: methods of own sources, policies.
+"""The user's code that runs when a pipeline is traced: methods of the user's sources, policies.
 
-JAX knows a pipeline again by its structure, in which a class and a function stand for themselves.
-But what they refer to may have changed. So a pipeline that has such code carries a number in its
-structure, one for each thing that it traces to:
+JAX recognises a pipeline by its structure, which contains the user's classes and functions. But
+what these refer to may have changed, and the structure does not show it. So a pipeline with such
+code has a number in its structure, one for each different trace:
 
     proved unchanged   the same number
-    else               traced again; what it traces to has a number already, or gets the next
+    else               traced again; a known trace has its number, a new one gets the next number
 
-Functions in stages have a better way: they are part of the structure as what they trace to
-(`traced_stage`).
+Functions in stages need no number: their traces are in the structure (`traced_stage`).
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from .unchanged import Proof
 
 N = TypeVar("N")
 _next_number = itertools.count(1)
-_known = Latest(256)  # numbers, with the arrays that they are of
+_known = Latest(256)  # the number of each trace, with the arrays that it closes over
 
 
 class _Seen(NamedTuple):
-    """A pipeline with its number, and the proof that it still has it."""
+    """A pipeline with its number, and the proof that the number is still right."""
 
-    source: Any  # None: the one that has this, which must not refer to itself
+    source: Any  # None: the pipeline that holds this, which must not refer to itself
     proofs: tuple[Proof | None, ...]
     context: Any
 
@@ -49,10 +48,10 @@ class _Seen(NamedTuple):
 
 
 def with_code(source: N, state: Any, *, thorough: bool) -> N:
-    """The pipeline with the number of what its code does now, in a step from this state.
+    """The pipeline with the number of its code as it is now, for a step from this state.
 
-    Unless `thorough`, a stream whose code cannot be proved is traced only once: to trace a whole
-    step of an environment before every step would cost many times the step.
+    Without `thorough`, a stream whose code cannot be proved is traced only once. To trace a step of
+    an environment before every step would cost many times as much as the step.
     """
     fields: Any = source.__dict__
     seen = fields.get("_seen_code")
@@ -78,7 +77,7 @@ def _numbered(source: Any, state: Any) -> _Seen:
 
 
 def _carriers(source: Any) -> list[Any]:
-    """The nodes with code of the user's that is compiled. What Python runs is never stale."""
+    """The nodes with the user's compiled code. (Code that Python runs is never outdated.)"""
     found = [x for x in jax.tree.leaves(source, is_leaf=_is_carrier) if _is_carrier(x)]
     if source.traits.host:
         return [x for x in found if hasattr(x, "_read") and not x.traits.host]
@@ -93,13 +92,13 @@ def _is_carrier(node: Any) -> bool:
 
 
 def _is_whole(node: Any) -> bool:
-    """Whether to leave a node as it is: a copy of a stage would not know its Python function."""
+    """Whether to leave a node as it is. A copy of a traced stage would lose its Python function."""
     return _is_carrier(node) or hasattr(node, "watched")
 
 
 def _number_of(source: Any, state: Any) -> int:
-    """The number of what a step of the pipeline traces to, its order aside."""
-    if source.traits.host:  # a whole step would read data; what is compiled of it are the sources
+    """The number of the trace of a step; the order of the elements does not count."""
+    if source.traits.host:  # a whole step would read data, so only compiled sources are traced
         found = [_traced_read(each, ()) for each in _carriers(source)]
     elif hasattr(source, "_read"):
         found = [_traced_read(source, source.traits.lanes)]
@@ -110,7 +109,7 @@ def _number_of(source: Any, state: Any) -> int:
         return next(_next_number)
     arrays = [array for _, each in found for array in each]
     key = (tuple(traced for traced, _ in found), tuple(map(_name_of, arrays)))
-    # The arrays are kept, since the number is one of these very arrays.
+    # The arrays are kept alive, since their `id` is part of the key.
     return _known.get(key, lambda: (next(_next_number), arrays))[0]
 
 

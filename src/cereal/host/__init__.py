@@ -1,1 +1,1 @@
-"""What Python runs: the context of a read, elements, buffers, and host data inside of programs."""
+"""The parts of a pipeline that Python runs: elements, buffers, threads, callbacks of programs."""

@@ -1,11 +1,11 @@
 """Python functions that run inside compiled programs, and the errors that they raise.
 
-An exception must not leave a callback unless it has to: on a GPU it breaks every later callback of
-the process, and on several devices the others wait for the one that stopped. So:
+A callback should not raise an exception: on a GPU this breaks every later callback of the process,
+and on several devices the others wait for ever for the one that stopped. So:
 
     called by a loader      the error is kept, the batch is masked, and the loader raises the error
-    in the user's own jit   in a program on one device it is raised, as JAX reports it; in one on
-                            several the batch is poisoned, and the next call raises it (`unseen`)
+    in the user's own jit   on one device, the callback raises it, and JAX reports it; on several
+                            devices, the batch is poisoned, and the next call raises it (`unseen`)
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _failed: dict[Hashable, list[BaseException]] = {}
 def guarded(
     fn: Callable[..., Any], identity: Hashable, on_failure: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """A callback of (devices, *args) that keeps what `fn(*args)` raises, and gives
-    `on_failure(*args)` instead; `devices` is `device_count_of_program()`."""
+    """A callback of (devices, *args) that calls `fn(*args)`. If that raises, the error is kept, and
+    the result is `on_failure(*args)`; `devices` is `device_count_of_program()`."""
 
     return lambda devices, *args: guard(
         identity, devices, lambda: fn(*args), lambda: on_failure(*args)
@@ -43,8 +43,8 @@ def guarded(
 def guard(
     identity: Hashable, devices: Any, run: Callable[[], Any], on_failure: Callable[[], Any]
 ) -> Any:
-    """What `run` returns; if it raises, the error is kept and `on_failure` stands in, unless a
-    program on one device can raise it."""
+    """The result of `run`. If it raises, the error is kept and the result is that of `on_failure`;
+    but in the user's own program on one device, the error is raised."""
     try:
         return run()
     except BaseException as error:
@@ -60,9 +60,9 @@ def guard(
 
 
 def poison(tree: Any) -> Any:
-    """What stands in for arrays that could not be made: NaN, and False and 0 where there is none.
+    """Arrays to use if the real ones could not be made: NaN; False and 0 for types without NaN.
 
-    A mask of it is False everywhere, and a loss that does not look at masks is NaN.
+    A poisoned mask is all False. A loss that ignores masks becomes NaN.
     """
 
     def one(spec: Any) -> np.ndarray:
@@ -73,17 +73,17 @@ def poison(tree: Any) -> Any:
 
 
 def with_notes(error: BaseException) -> BaseException:
-    """The error with its notes in its text: JAX reports no more than that."""
+    """The error with its notes in its message, since JAX reports only the message."""
     notes = getattr(error, "__notes__", None)
     try:
         return type(error)("\n".join([str(error), *notes])) if notes else error
-    except Exception:  # its class takes other arguments than a text
+    except Exception:  # its class cannot be made from one text
         return error
 
 
 @contextmanager
 def raising(identities: tuple[Hashable, ...]) -> Iterator[None]:
-    """Around a call of a pipeline with these callbacks: raises what they raised."""
+    """Within it, a pipeline with these callbacks is called; at its end, raises their errors."""
     raise_kept(identities)
     with _lock:
         _watched.update(identities)
@@ -105,7 +105,7 @@ def raising(identities: tuple[Hashable, ...]) -> Iterator[None]:
 
 
 def raise_kept(identities: tuple[Hashable, ...]) -> None:
-    """Raises what callbacks of these identities raised since, or of any that nobody has seen."""
+    """Raises a kept error of these callbacks, or an error of any callback that was never raised."""
     if _failed:
         with _lock:
             kept = [error for identity in identities for error in _failed.pop(identity, [])]
@@ -115,7 +115,7 @@ def raise_kept(identities: tuple[Hashable, ...]) -> None:
 
 
 def as_numpy(values: Any) -> Any:
-    """Read-only NumPy views, in fresh containers, of what a compiled program passes out."""
+    """Read-only NumPy views, in new containers, of what a compiled program gives to a callback."""
 
     def view(x: Any) -> np.ndarray:
         array = np.asarray(x).view()

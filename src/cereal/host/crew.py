@@ -1,9 +1,8 @@
 """The threads of a loader.
 
-A crew has tracks to read for; each hands out its steps in order. A thread takes the next step of a
-track that wants one, or helps with elements of a step that another thread is at. Threads start when
-there is work and end when there is none: when the last track is closed, or after a second of
-waiting.
+A crew reads for several tracks. Each track gives its steps to the threads in order. A thread takes
+the next step of a track, or helps another thread with the elements of a step. Threads start when
+there is work. They end when the last track is closed, or after a second without work.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _crews: weakref.WeakSet[Crew] = weakref.WeakSet()
 
 
 class Crew:
-    """So many threads, for any number of tracks."""
+    """Up to `size` threads, for any number of tracks."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -35,8 +34,8 @@ class Crew:
         self._tracks: list[Any] = []
         self._shares: list[_Share] = []
         self._threads: set[threading.Thread] = set()
-        self._idle = 0  # threads that wait for work,
-        self._told = 0  # and those of them that were told of some
+        self._idle = 0  # threads that wait for work
+        self._told = 0  # those of them that were woken, but do not run yet
         _crews.add(self)
 
     # Called with the lock held
@@ -45,7 +44,7 @@ class Crew:
         self._tracks.append(track)
 
     def wake(self, count: int = 1) -> None:
-        """Wakes threads that wait, or starts new ones, for so many jobs."""
+        """Wakes waiting threads, or starts new ones, for `count` jobs."""
         told = max(0, min(count, self._idle - self._told))
         self._work.notify(told)
         self._told += told
@@ -57,20 +56,20 @@ class Crew:
             thread.start()
 
     def lose(self, job: Any, threads: set[Any]) -> None:
-        """Threads that hang in a job: they are left alone, others take their place."""
+        """Gives up threads that hang in a job; new threads take their place."""
         self._shares[:] = [share for share in self._shares if share.job is not job]
         self._threads -= threads
         self.wake(max(1, len(threads)))
 
     def relieve(self) -> None:
-        """All threads finish what they are doing and end; new ones take their place."""
+        """Replaces all threads by new ones; the old ones end when their jobs are done."""
         self._threads.clear()
         self.wake(self.size)
 
-    # Called without
+    # Called without the lock
 
     def remove(self, track: Any) -> None:
-        """Ends a track; with the last one, the threads."""
+        """Ends a track. After the last track, the threads end too."""
         with self.lock:
             if track in self._tracks:
                 self._tracks.remove(track)
@@ -78,17 +77,17 @@ class Crew:
             self._told = self._idle
             self._work.notify_all()
         end = time.monotonic() + _JOIN
-        if threading.current_thread() in leaving:  # the garbage collector runs in a worker
+        if threading.current_thread() in leaving:  # called by the garbage collector, in a worker
             return
         for thread in leaving:
             thread.join(max(0.0, end - time.monotonic()))
         hung = {thread for thread in leaving if thread.is_alive()}
         if hung:
-            with self.lock:  # they end when their element does; nobody waits for them
+            with self.lock:  # nobody waits for them; they end when their element is read
                 self._threads -= hung
 
     def abandon(self) -> None:
-        """`close`, called by the garbage collector, perhaps in a thread that has the lock."""
+        """`close` for the garbage collector, which may run in a thread that holds the lock."""
         for track in list(self._tracks):
             track.abandon()
 
@@ -128,7 +127,7 @@ class Crew:
             if share.left:
                 return share.help
         for _ in range(len(self._tracks)):
-            self._tracks.append(self._tracks.pop(0))  # each in its turn
+            self._tracks.append(self._tracks.pop(0))  # tracks take turns
             job = self._tracks[-1].next_job()
             if job is not None:
                 return job
@@ -148,7 +147,7 @@ class Crew:
         make_context: Callable[[], Any],
         job: Any = None,
     ) -> list[Any]:
-        """`[run(part) for part in parts]`, with the help of threads that have nothing to do."""
+        """`[run(part) for part in parts]`; threads without work help."""
         if len(parts) < 2 or self.helpers < 2:
             return [run(part) for part in parts]
         share = _Share(parts, run, make_context, job)
@@ -166,7 +165,7 @@ class Crew:
 
 @dataclasses.dataclass(eq=False)
 class _Share:
-    """Parts of one step, which several threads work on."""
+    """The parts of one step; several threads work on them."""
 
     parts: Sequence[Any]
     run: Callable[[Any], Any]
@@ -181,7 +180,7 @@ class _Share:
         self.left = True
 
     def work(self) -> None:
-        """Does parts until there are no more."""
+        """Runs parts until none is left."""
         while (number := next(self._next)) < len(self.parts):
             try:
                 self._found[number] = self.run(self.parts[number])

@@ -1,10 +1,10 @@
-"""Elements as Python has them: a list of anything, or arrays that hold many.
+"""Elements on the host: Python objects one by one, or arrays that hold many of them.
 
     one by one   {"image": <PIL image>, "label": 3}, ...        what functions give and take
     stacked      {"image": uint8[n,28,28], "label": int32[n]}   what one vectorised read gives
 
-Before batching an element may be any Python object. Where compiled stages take over, it becomes
-arrays of a fixed shape and dtype, in the types that JAX has.
+Before batching, an element may be any Python object. Compiled stages need arrays of a fixed shape,
+with a dtype that JAX has.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ OBJECT = np.dtype(object)
 _NO_ARRAY = " is a Python object and no array"
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _NUMBERS = (bool, int, float, complex)
-_LOOKED_AT = (int, float, np.integer, list)  # what `as_array` refuses if it does not fit
+_LOOKED_AT = (int, float, np.integer, list)  # types that `as_array` checks: does the number fit?
 
 
 class ElementBatch:
-    """What Python reads for some rows: arrays that hold all of them, or one after another.
+    """What Python reads for some rows: arrays that hold all elements, or one element at a time.
 
-    Elements are read when they are asked for, each through all stages before the next one: so one
-    element is in memory besides the batch, and a function may return the same buffer every time.
+    In the second case an element is read when it is asked for, and goes through all stages before
+    the next one is read. So only one element is in memory besides the batch, and a function may
+    return the same buffer every time.
     """
 
     def __init__(self, n: int, *, stacked: Any = None, one: Any = None, keep: Any = None) -> None:
         self.n, self.stacked = n, stacked
         self._one: Callable[[int], Any] | None = one
-        # None: all are there. False where an element was filtered out or failed.
+        # False where an element was filtered out or failed; None: all are there.
         self.keep: np.ndarray | None = keep
 
     @property
@@ -48,7 +49,7 @@ class ElementBatch:
         return self._one is None
 
     def element(self, lane: int) -> Any:
-        """The element of a lane, or SKIPPED."""
+        """The element of a lane, or SKIPPED if there is none."""
         if self.keep is not None and not self.keep[lane]:
             return SKIPPED
         if self._one is not None:
@@ -67,15 +68,15 @@ class ElementBatch:
         return ElementBatch(self.n, one=one)
 
     def listed(self, rows: Any) -> ElementBatch:
-        """The same, with all elements in memory."""
+        """The same elements, all of them read into a list."""
         values = for_each(rows, self.element, self.n)
         keep = _kept(values)
         return ElementBatch(self.n, one=values.__getitem__, keep=keep)
 
     def stack(self, spec: Spec, stage: str, rows: Any, filler: Callable[[], Any]) -> ElementBatch:
-        """The same as arrays, each element checked against the spec.
+        """The same elements as arrays; each element is checked against the spec.
 
-        Where an element was left out, `filler` stands: one that is always valid input.
+        Where an element was left out, the element that `filler` returns is written instead.
         """
         if self.is_stacked:
             return self if self.keep is None else self._filled(self.stacked, self.keep, filler)
@@ -91,11 +92,11 @@ class ElementBatch:
                 return SKIPPED
             with contextlib.suppress(Exception):
                 return write(lane, value)
-            # Again, where the error gets its place and its policy.
+            # It raised: run it again in `at_element`, which notes the place and asks `on_error`.
             again = at_element(stage, rows, lane, write, lane, value)
             if again is None or again is SKIPPED:
                 return again
-            return write(lane, again)  # what `on_error` gave instead
+            return write(lane, again)  # the element that `on_error` returned instead
 
         keep = _kept(for_each(rows, put, self.n))
         return self._filled(jax.tree.unflatten(spec.structure, out), keep, filler)
@@ -108,7 +109,7 @@ class ElementBatch:
             try:
                 with use_read_context(ReadContext()):
                     values: Any = leaves_of(filler(), Spec(jax.tree.map(lambda x: x[0], stacked)))
-            except Exception:  # it cannot be read, or has another shape: an element of the batch
+            except Exception:  # no filler, or one of another shape: repeat an element of the batch
                 values = [room[first] if keep[first] else 0 for room in rooms]
             for room, value in zip(rooms, values, strict=True):
                 room[~keep] = value
@@ -122,13 +123,13 @@ def _kept(values: list[Any]) -> np.ndarray | None:
 
 
 def leaves_of(element: Any, spec: Spec) -> list[np.ndarray]:
-    """The arrays of an element, if it is as the spec says."""
+    """The arrays of an element, or an error if it does not have this spec."""
     pairs = zip(_writable(element, spec), spec.leaves, strict=True)
     return [np.asarray(leaf, promised.dtype) for leaf, promised in pairs]
 
 
 def _writable(element: Any, spec: Spec) -> list[Any]:
-    """The same, with Python's integers as they are: NumPy writes them into a batch much faster."""
+    """`leaves_of`, but Python integers stay as they are: NumPy writes these into a batch faster."""
     try:
         leaves = spec.structure.flatten_up_to(element)
     except (ValueError, TypeError, KeyError) as error:
@@ -137,7 +138,7 @@ def _writable(element: Any, spec: Spec) -> list[Any]:
         leaf = leaves[place]
         if type(leaf) is np.ndarray:
             if leaf.dtype == promised.dtype and leaf.shape == promised.shape:
-                continue  # the common case: no more questions
+                continue  # the common case: nothing else to check
         elif type(leaf) is int and _holds(promised, leaf):
             continue
         try:
@@ -166,7 +167,7 @@ def _holds(promised: Any, number: int) -> bool:
 
 
 def as_arrays(made: Any, spec: Spec) -> Any:
-    """The same as a tree of arrays of exactly this spec."""
+    """What a function returned, as a tree of arrays of exactly this spec."""
     return jax.tree.unflatten(spec.structure, leaves_of(made, spec))
 
 
@@ -174,8 +175,8 @@ def _changed(element: Any, spec: Spec) -> PipelineError:
     found = format_spec(spec_of_element(element))
     if element is None or spec.structure.num_leaves == 0:
         return PipelineError(
-            f"an element is {found}, where {spec} was promised (by the first element): where a "
-            f"dataset leaves elements out, it gives None; leave them out in the list instead: "
+            f"an element is {found}, where {spec} was promised (by the first element). A dataset "
+            f"cannot leave an element out by returning None; add a stage that leaves it out: "
             f"`HostFilterTransform(fn)`."
         )
     return PipelineError(
@@ -185,7 +186,7 @@ def _changed(element: Any, spec: Spec) -> PipelineError:
 
 
 def _make_alike(element: Any, spec: Spec) -> str:
-    """What to do about an element that is not like the others."""
+    """What to write, for the error about an element that is not like the others."""
     leaves = jax.tree.leaves(element, is_leaf=lambda x: x is None or is_leaf(x))
     missing = [
         x is None or (isinstance(x, float | np.floating) and x != x and s.dtype.kind in "iub")
@@ -209,7 +210,7 @@ def _make_alike(element: Any, spec: Spec) -> str:
 
 
 def as_array(leaf: Any) -> np.ndarray | None:
-    """Arrays, tensors, images, numbers and lists of numbers as NumPy has them; None: no array."""
+    """An array, tensor, image, number or list of numbers as a NumPy array; None for all else."""
     if type(leaf) is np.ndarray:
         return leaf if is_numeric(leaf.dtype) else None
     if isinstance(leaf, int | np.integer) and not isinstance(leaf, bool):
@@ -236,17 +237,17 @@ def is_numbers(value: Any) -> bool:
 
 
 def is_leaf(value: Any) -> bool:
-    """Whether a list is one array, and no container."""
+    """Whether this is a list of numbers, which counts as one array and not as a container."""
     return type(value) is list and is_numbers(value)
 
 
 def spec_of_element(element: Any) -> Any:
-    """What an element looks like; a Python object has the dtype `object`."""
+    """The spec of an element; Python objects have the dtype `object`."""
 
     def look(leaf: Any) -> jax.ShapeDtypeStruct:
         try:
             array = as_array(leaf)
-        except PipelineError as error:  # a number that JAX cannot hold: a stage may change it
+        except PipelineError as error:  # JAX cannot hold the number; a later stage may change it
             return _object(f": {error}")
         if array is None:
             kind = type(leaf).__name__
@@ -258,11 +259,11 @@ def spec_of_element(element: Any) -> Any:
     except ValueError as error:
         if isinstance(error, PipelineError):
             raise
-        return jax.ShapeDtypeStruct((), OBJECT)  # a dict whose keys cannot be sorted, say
+        return jax.ShapeDtypeStruct((), OBJECT)  # JAX cannot flatten it: keys that do not sort, say
 
 
 def _object(words: str) -> jax.ShapeDtypeStruct:
-    """A Python object; a dtype carries words about it, and is equal to one with others."""
+    """The spec of a Python object. Its dtype carries words for an error; `==` ignores them."""
     return jax.ShapeDtypeStruct((), np.dtype(object, metadata={"words": words}))
 
 
@@ -278,7 +279,7 @@ def check_arrays(spec: Any, what: str, fix: str) -> None:
 
 
 def protected(value: Any) -> Any:
-    """The same with fresh containers and read-only arrays: a function that writes into its
+    """The same value, with new containers and read-only arrays: a function that writes into its
     argument cannot change the data."""
     if isinstance(value, np.ndarray):
         view = value.view()

@@ -1,8 +1,8 @@
 """Data on the host, and functions over it, as parts of a pytree.
 
-The pytree holds a number, under which the living data is found: JAX's caches keep what is static
-in a pytree, and would keep the data alive. It lives as long as somebody holds it, and then until
-the programs that were called are done (`lingering`).
+The pytree holds only a number, and a table gives the data of that number. (JAX's caches keep what
+is static in a pytree, so they would keep the data alive.) The data lives while somebody holds it,
+and then until all programs that were called are done (`lingering`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _living: weakref.WeakValueDictionary[int, HostData] = weakref.WeakValueDictionar
 class HostData:
     """Data on the host, as part of a pytree without leaves.
 
-    A subclass holds the data; copies of a pytree share it. It lives as long as a source that
-    has it, however many compiled programs know its number.
+    A subclass holds the data, and copies of a pytree share it. It lives as long as a source that
+    holds it. Compiled programs know only its number.
     """
 
-    in_programs = False  # whether a program that was traced reads it
-    read_at = 0.0  # when one last did
+    in_programs = False  # whether a traced program reads it
+    read_at = 0.0  # when a program last read it
 
     def __init__(self) -> None:
         self.number = next(_numbers)
@@ -44,16 +44,16 @@ class HostData:
         self.before_program()
 
     def __del__(self) -> None:
-        # Python calls this once in the life of an object, which may go on afterwards.
+        # Python calls this only once for an object, even if the object lives on afterwards.
         if self.in_programs and linger(self):
-            _living[self.number] = self  # the collector of cycles has cleared weak references
+            _living[self.number] = self  # the garbage collector has cleared the weak reference
 
     def digest_of(self) -> Any:
-        """What tells this data from other data, in any process; for the names of caches."""
+        """A value that is the same in every process and differs for other data; names caches."""
         raise TypeError(f"{type(self).__name__} has no digest")
 
     def before_program(self) -> None:
-        """What there is to do before a program may read it."""
+        """Called before a program that reads this data is traced; subclasses prepare the data."""
 
     def __init_subclass__(cls) -> None:
         jax.tree_util.register_pytree_node(
@@ -62,13 +62,15 @@ class HostData:
 
 
 def living(number: int) -> Any:
-    """The data of this number."""
+    """The data that has this number."""
     for _ in range(_TRIES):
         found = _living.get(number)
         if found is not None:
             found.read_at = time.monotonic()
             return found
-        time.sleep(_MOMENT)  # the collector clears weak references before it calls `__del__`
+        # The garbage collector clears weak references before it calls `__del__`, which puts the
+        # data back. So it may be there a moment later.
+        time.sleep(_MOMENT)
     raise CerealError(
         "the data of a source on the host is gone: all sources and loaders that held it were "
         "deleted while a compiled program still reads it; keep the loader."
@@ -76,7 +78,7 @@ def living(number: int) -> Any:
 
 
 class HostFunction(HostData):
-    """A user's Python function in a host pipeline, with what it gave first."""
+    """A user's Python function in a host pipeline, with its first result (`sample`)."""
 
     def __init__(self, fn: Callable[..., Any], sample: Any = None, called: str = "") -> None:
         super().__init__()
@@ -105,5 +107,5 @@ def host_data_in(tree: Any) -> list[HostData]:
 
 
 def identity_on_host(tree: Any) -> tuple[int, ...]:
-    """What tells programs that read this data from others; for the errors of their callbacks."""
+    """Names the programs that read this data; errors of their callbacks are kept under it."""
     return tuple(each.number for each in host_data_in(tree))

@@ -1,11 +1,11 @@
-"""Host data inside of compiled programs: a pure callback asks for a position.
+"""Host data inside of compiled programs: the program calls back into Python for the rows of a step.
 
     program:  key, position  ->  rows  --callback-->  fetched rows  ->  compiled stages
                                           |
                        a loader's service, which has read them ahead; or the source itself
 
-The callback returns the rows as `fetch` makes them. It is asked again under rematerialisation, by
-several devices, and once for all lanes of a `vmap`.
+The callback returns the rows as `fetch` makes them. JAX may call it several times for one step:
+under rematerialisation, or from several devices. Under `vmap` it is called once for all states.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .settings import settings_of_program
 
 
 def fetched_in_program(source: Any, rows: Rows, position: Any = None) -> Rows:
-    """The routed rows with what Python reads for them, by a callback of the program.
+    """The routed rows with what Python reads for them, through a callback of the program.
 
-    `position`, a state's words and its bookmark, says where this is, for those who read ahead.
+    `position` is a state's words and its bookmark: a loader that reads ahead needs it.
     """
     for data in host_data_in(source):
         data.enter_program()
@@ -57,7 +57,7 @@ def fetched_in_program(source: Any, rows: Rows, position: Any = None) -> Rows:
         args = jax.tree.map(np.asarray, args)
         requests, sizes = _lanes(args, args[-1][index_at].ndim - axes)
         nothing = lambda: [poison(outputs)] * len(requests)  # noqa: E731
-        with settings():  # the thread is JAX's, and has none
+        with settings():  # JAX calls this in its own thread, which has no settings
             found = guard(identity, devices, lambda: read(requests), nothing)
         return [_as_words(_stacked(each, sizes)) for each in zip(*found, strict=True)]
 
@@ -70,11 +70,12 @@ def fetched_in_program(source: Any, rows: Rows, position: Any = None) -> Rows:
     return jax.tree.unflatten(out_structure, found)
 
 
-# Under vmap the callback gets all lanes at once, with an axis of 1 where they agree.
+# Under `vmap` the callback gets the stacked arguments of all mapped calls at once. An argument that
+# is the same for all has an axis of length 1. Here, a "lane" is one of these calls.
 
 
 def _lanes(args: Any, mapped: int) -> tuple[list[Any], tuple[int, ...]]:
-    """The arguments of every lane, and how many lanes there are on each axis that is mapped."""
+    """The arguments of every lane, and how many lanes each mapped axis has."""
     sizes = np.broadcast_shapes(*(x.shape[:mapped] for x in jax.tree.leaves(args)))
     lanes = [jax.tree.map(lambda x, at=at: _lane(x, at), args) for at in np.ndindex(*sizes)]
     return lanes, sizes
@@ -88,8 +89,8 @@ def _stacked(parts: Any, sizes: tuple[int, ...]) -> np.ndarray:
     return np.stack(parts).reshape((*sizes, *parts[0].shape)) if sizes else parts[0]
 
 
-# Numbers of 64 bits leave the callback as pairs of 32 (`test_wide_types_go_through_a_program`): JAX
-# converts what a callback returns in a thread of its own, where `jax.enable_x64` is not set.
+# A callback returns a 64-bit number as two 32-bit words: JAX converts the results of callbacks in
+# another thread, where `jax.enable_x64` is not set (`test_wide_types_go_through_a_program`).
 
 
 def _is_wide(x: Any) -> bool:

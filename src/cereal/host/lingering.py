@@ -1,8 +1,8 @@
-"""Data that a compiled program may still read when its last holder is gone.
+"""Data that a compiled program may still read after the user has deleted the loader.
 
-JAX returns before a program has run, and nothing tells when it is done. But whoever will look at
-its results has them already, as arrays that are not ready: so data stays until all arrays that
-were being computed are ready, and for a second after it was last read.
+JAX returns before a program has run, and does not say when it is done. But the results of the
+program exist already, as arrays that are not ready. So we keep the data until all such arrays are
+ready, and until a second has passed since it was last read.
 
     loader = None  ->  HostData.__del__  ->  a queue  ->  a thread, which waits, lets go and ends
 """
@@ -20,14 +20,14 @@ import jax.extend.backend
 
 _POLL = 0.01
 _GRACE = 1.0
-_left: queue.SimpleQueue[Any] = queue.SimpleQueue()  # its `put` may be called by the collector
+_left: queue.SimpleQueue[Any] = queue.SimpleQueue()  # the garbage collector may call its `put`
 _ending = threading.Event()
-_lock = threading.RLock()  # so may all of `linger`, in the midst of itself
+_lock = threading.RLock()  # the garbage collector may call `linger` while `linger` runs
 _thread: threading.Thread | None = None
 
 
 def linger(data: Any) -> bool:
-    """Keeps data until the programs that were called are done; not at the end of the process."""
+    """Keeps data until the programs that were called are done. False if the process is ending."""
     global _thread
     if _ending.is_set():
         return False
@@ -40,7 +40,7 @@ def linger(data: Any) -> bool:
 
 
 def _wait() -> None:
-    """Lets go of all that lingers, each in its time, and ends."""
+    """The thread: drops each piece of data when no program needs it any more, and then ends."""
     global _thread
     while not _ending.is_set():
         with _lock:
@@ -59,14 +59,14 @@ def _wait() -> None:
             if left <= 0:
                 break
             _ending.wait(left)
-        del data  # not while waiting for the next
+        del data  # otherwise it would live until the next piece comes
 
 
 def _being_computed() -> list[Any]:
     """All arrays of the process that are not ready.
 
-    The bet: clients of JAX list their arrays in `live_arrays`. If it is lost, data goes a second
-    after it was last read, under a program that may still ask for it.
+    The bet: clients of JAX list their arrays in `live_arrays`. If it is lost, data is dropped a
+    second after it was last read, although a program may still need it.
     `tests/host/test_lingering.py`,
     `test_a_loader_that_dies_under_a_running_program_is_read_to_the_end`, fails first.
     """
@@ -78,8 +78,8 @@ def _being_computed() -> list[Any]:
 
 
 def _is_done(array: Any) -> bool:
-    # Asked again and again: a thread that waits inside of JAX at the end of the process, when it
-    # may not come back to Python, would abort it.
+    # We ask repeatedly instead of waiting inside of JAX: at the end of the process, a thread that
+    # waits there could not return to Python, and would abort the process.
     try:
         return array.is_deleted() or array.is_ready()
     except Exception:  # it was donated between the two, or its program failed

@@ -1,10 +1,10 @@
-"""What a thread is reading at this moment: where it is, and what to do about errors.
+"""What a thread is reading now: which element, and what to do if it fails.
 
 The stages of a pipeline do not know who runs them: a worker of a loader, a callback of a compiled
-program, or the caller. They ask `read_context()`, of which every thread has its own.
+program, or the caller. They ask `read_context()`; every thread has its own context.
 
-    at_element   runs a function over one element; notes where it is, handles what it raises
-    for_each     runs over the lanes of a batch
+    at_element   runs a function over one element; notes the place, handles errors
+    for_each     runs a function for every lane of a batch
     spread       lets idle workers help
     empty        memory for a batch
 """
@@ -27,13 +27,13 @@ from .buffers import NO_BUFFERS, Buffers
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """Which element could not be read; errors of elements carry it as `error.element`."""
+    """Which element could not be read; an element's error has it as `error.element`."""
 
     stage: str
     index: int
     epoch: int
     key: tuple[int, int]
-    loader_index: int = -1  # of the whole pipeline, where that combines sources
+    loader_index: int = -1  # the index in the whole pipeline, which may combine sources
     loader_epoch: int = 0
 
     def __str__(self) -> str:
@@ -62,15 +62,15 @@ def raise_it(error: Exception) -> Any:
 
 
 class ReadContext:
-    """Where one thread is while it reads, and how it reads: by the options of its loader."""
+    """What one thread is reading, and the options of its loader for reading."""
 
     def __init__(
         self, on_error: OnError = raise_it, buffers: Buffers = NO_BUFFERS, *, masked: bool = False
     ) -> None:
         self.on_error, self.buffers, self.empty = on_error, buffers, buffers.empty
-        self.masked = masked or on_error is not raise_it  # whether to give a mask in any case
-        self.known_to_hang: dict[Any, Exception] = {}  # elements known to hang
-        self.decided: dict[Any, Any] | None = None  # what was said about errors, to be said again
+        self.masked = masked or on_error is not raise_it  # whether to always give a mask
+        self.known_to_hang: dict[Any, Exception] = {}  # elements that hung before
+        self.decided: dict[Any, Any] | None = None  # answers of `on_error`, if a step is read again
         self.since = 0.0  # when the element was begun
         self.stage = ""
         self.rows: Any = None
@@ -79,14 +79,14 @@ class ReadContext:
         self.top_lane = 0
 
     def settings(self) -> Any:
-        """JAX's settings for who helps with it."""
+        """A context manager: JAX's settings for a thread that helps."""
         return contextlib.nullcontext()
 
     def own(self, array: np.ndarray) -> np.ndarray:
-        """The array itself if it is ours alone, else a copy.
+        """The array itself if it lies in one of our buffers, otherwise a copy.
 
-        A function may give the same array twice, and write into it while JAX still reads it. And
-        what does not lie in one piece (a flipped view) takes JAX ten times as long to move.
+        A function may return the same array twice, and write into it while JAX still reads it. And
+        JAX needs ten times as long to move an array that is not contiguous (a flipped view).
         """
         if array.flags.c_contiguous and self.buffers.owns(array):
             return array
@@ -95,7 +95,7 @@ class ReadContext:
         return copy
 
     def spread(self, parts: Sequence[Any], run: Callable[[Any], Any]) -> list[Any]:
-        """`[run(part) for part in parts]`, by as many threads as there are."""
+        """`[run(part) for part in parts]`, by all threads that are free."""
         return [run(part) for part in parts]
 
     @property
@@ -104,7 +104,7 @@ class ReadContext:
         return 1
 
     def at(self, stage: str, rows: Any) -> _At:
-        """Notes where the thread is; a stage may read the one below in its turn."""
+        """Within it, the thread is in this stage. A stage may read the stage below inside of it."""
         return _At(self, stage, rows)
 
     def check_known_to_hang(self) -> None:
@@ -114,7 +114,7 @@ class ReadContext:
             raise error
 
     def place(self) -> Failed | None:
-        """Where the thread is; read by other threads."""
+        """Which element the thread is reading; other threads call this too."""
         rows, lane = self.rows, self.lane
         if rows is None:
             return None
@@ -128,19 +128,22 @@ class ReadContext:
             return None
 
     def is_padding(self) -> bool:
-        """Whether the element fills up the last batch of an epoch, which has it already."""
+        """Whether the element only pads the last batch of an epoch."""
         rows, lane = (self.rows, self.lane) if self.top is None else (self.top, self.top_lane)
         valid = None if rows is None else rows.valid
         return valid is not None and not valid.reshape(-1)[lane]
 
     def failed(self, error: Exception) -> Any:
-        """What stands in for an element whose function raised: a value, SKIPPED, or the error."""
-        if isinstance(error, StopIteration):  # it would end the user's loop, without a word
+        """What to use instead of an element that failed: a value or SKIPPED. Or raises the error.
+
+        `on_error` decides.
+        """
+        if isinstance(error, StopIteration):  # it would silently end the user's loop
             stopped = RuntimeError("a function of the pipeline raised StopIteration")
             stopped.__cause__ = error
             error = stopped
         place = self.place()
-        if ran_inside_program(error):  # no fault of the element's, so `on_error` is not asked
+        if ran_inside_program(error):  # not the element's fault, so `on_error` is not asked
             error = UsageError(f"{self.stage} {_RAN_JAX}")
             annotate(error, place)
             raise error from None
@@ -156,7 +159,7 @@ class ReadContext:
 
 
 class _At:
-    # As a generator it would take three times as long.
+    # A generator with `contextmanager` would take three times as long.
     __slots__ = ("_before", "_here", "_rows", "_stage")
 
     def __init__(self, here: ReadContext, stage: str, rows: Any) -> None:
@@ -173,7 +176,7 @@ class _At:
 
 
 def annotate(error: BaseException, place: Failed | None) -> None:
-    """Writes into an error which element it is of, once."""
+    """Adds a note to an error that names its element, once."""
     known = getattr(error, "element", None)
     if place is None or (known is not None and (known == place or known.stage != place.stage)):
         return
@@ -193,8 +196,8 @@ READ_ONLY = (
 
 
 _RAN_JAX = (
-    "runs JAX inside of a compiled program, which waits for the batch: what it runs would wait for "
-    "the program in turn, for ever. In this function use NumPy (`np.` in place of `jnp.`, "
+    "runs JAX inside of a compiled program: the program waits for this function, and JAX would "
+    "wait for the program, for ever. In this function use NumPy (`np.` in place of `jnp.`, "
     "HostRandomMapTransform in place of `jax.random`); or read the batches outside of your own "
     "`jit`, by `loader.iterate(state)` or `loader.scan_epoch(...)`, where it may run JAX."
 )
@@ -230,7 +233,7 @@ class use_read_context:  # noqa: N801
 
 
 def at_element(stage: str, rows: Any, lane: int, run: Callable[..., Any], *args: Any) -> Any:
-    """What `run()` returns for an element of a stage; what stands in for it if it raises."""
+    """`run(*args)` for one element of a stage; if it raises, what the context uses instead."""
     here = read_context()
     before = here.stage, here.rows, here.lane
     here.stage, here.rows, here.lane = stage, rows, lane
@@ -246,7 +249,7 @@ def at_element(stage: str, rows: Any, lane: int, run: Callable[..., Any], *args:
 
 
 def for_each(rows: Any, run: Callable[[int], Any], n: int) -> list[Any]:
-    """`[run(lane) for lane in range(n)]`, with the help of other threads."""
+    """`[run(lane) for lane in range(n)]`; other threads may help."""
     size = max(1, -(-n // max(1, 2 * read_context().helpers)))
 
     def some(lanes: range) -> list[Any]:

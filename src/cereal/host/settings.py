@@ -1,7 +1,7 @@
-"""What belongs to a thread, and is taken over by a worker from the thread that asks for its work.
+"""The settings of a thread, which a worker takes over from the thread that it works for.
 
-These are all settings of JAX that a `with` can change, those of meshes (`jax.set_mesh`) among them,
-and all context variables of Python, such as NumPy's `errstate`.
+These are all settings of JAX that a `with` can change, also meshes (`jax.set_mesh`); and all
+context variables of Python, such as NumPy's `errstate`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MISSING = object()
 
 
 class Settings:
-    """What a thread must have for a pipeline to mean the same."""
+    """All settings of one thread that a pipeline may depend on."""
 
     __slots__ = ("_glance", "_thread", "_variables", "values")
 
     def __init__(self, values: tuple[Any, ...], variables: Context | None) -> None:
-        self.values = values  # (holder, value) of what is set for the thread
+        self.values = values  # (holder, value) for each setting of JAX that the thread has set
         self._variables = variables
         self._thread, self._glance = threading.get_ident(), _glance()
 
@@ -41,15 +41,15 @@ class Settings:
         return hash(self.values)
 
     def are_here(self) -> bool:
-        """Whether this thread has them. On the thread that they are from, half a microsecond."""
+        """Whether this thread has these settings. Takes 0.5 µs on the thread that they are from."""
         if self._thread == threading.get_ident() and self._glance == _glance():
             return self._variables is None or self._variables == contextvars.copy_context()
         return self == current_settings()
 
     def __call__(self, *, executes: bool = True) -> contextlib.AbstractContextManager[Any]:
-        """Within it, this thread has them; `executes=False`: JAX refuses to run anything."""
+        """Within it, this thread has these settings. `executes=False`: JAX refuses to run."""
         if executes and not self.values and threading.get_ident() != self._thread:
-            variables = self._variables  # the most common: a worker, and nothing is set
+            variables = self._variables  # the common case: a worker, and nothing is set
             if variables is None or variables == contextvars.copy_context():
                 return _NOTHING
         elif executes and self.are_here():
@@ -63,7 +63,7 @@ class Settings:
 
     def _enter_values(self, within: contextlib.ExitStack) -> None:
         wanted = dict(self.values)
-        if threading.get_ident() == self._thread:  # it may have set others since
+        if threading.get_ident() == self._thread:  # it may have set other options since
             wanted = {**dict.fromkeys(dict(_local_values()), _unset()), **wanted}
         for holder, value in wanted.items():
             before = holder.get_local()
@@ -83,8 +83,9 @@ def current_settings() -> Settings:
 
 
 def settings_of_program() -> Settings:
-    """Those of a function that is being traced, for its callbacks: JAX's, without variables (a
-    program is kept for long, and would keep what these hold) and meshes (which are in flux)."""
+    """The settings of JAX while a function is traced, for its callbacks. Without context variables:
+    a program lives long, and would keep their values alive. And without meshes, which change while
+    JAX traces."""
     options = set(map(id, thread_options()))
     return Settings(tuple(each for each in _local_values() if id(each[0]) in options), None)
 
@@ -96,12 +97,12 @@ def _getters() -> tuple[Any, ...]:
 
 @functools.cache
 def _unset() -> Any:
-    """What a holder says that has no value of this thread."""
+    """What a holder returns if this thread has not set it."""
     return in_fresh_thread(lambda: thread_holders()[0].get_local()) if thread_holders() else None
 
 
 def _local_values() -> tuple[Any, ...]:
-    """What is set for this thread: (holder, value). A few microseconds."""
+    """What is set for this thread: (holder, value). Takes a few microseconds."""
     unset = _unset()
     return tuple([(h, value) for h, get in _getters() if (value := get()) is not unset])
 

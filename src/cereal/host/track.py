@@ -5,8 +5,8 @@
     read ahead              | done busy busy |           at most `prefetch` of them
     not begun                                | ...
 
-A step is a function of its position, so any thread may read it, and read it again after an error.
-`take(k)` may be called again with the same k, after an error or an interrupt: a step is kept until
+A step depends only on its position, so any thread may read it, and read it again after an error.
+After an error or an interrupt, `take(k)` may be called again with the same k: a step is kept until
 the next one is taken.
 """
 
@@ -27,13 +27,13 @@ from .read_context import Failed, OnError, ReadContext, annotate, raise_it, use_
 from .settings import Settings, current_settings
 
 log = logging.getLogger("cereal")
-LATE = 5.0  # seconds after which a line says what is being waited for
-_CHEAP = 60e-6  # below this, handing over costs more than reading
+LATE = 5.0  # seconds of waiting after which a line is logged that says what for
+_CHEAP = 60e-6  # seconds; below this, passing a batch between threads costs more than reading it
 _WATCHED = 16
 
 
 class TrackClosedError(CerealError, RuntimeError):
-    """Somebody asks for a step of a track that was closed."""
+    """A step was asked for after the track was closed."""
 
     def __init__(self) -> None:
         super().__init__("this iterator was closed; make a new one with `iterate(state)`.")
@@ -67,7 +67,7 @@ class WorkerReadContext(ReadContext):
 
 
 class _Job:
-    """One step on its way."""
+    """One step that is read, or will be read, by a thread."""
 
     def __init__(self, step: int, before: _Job | None = None) -> None:
         self.step = step
@@ -76,8 +76,8 @@ class _Job:
         self.error: BaseException | None = None
         self.thread: Any = None
         self.contexts: list[WorkerReadContext] = []
-        # Of the reading before, if this one is read again: elements that hang, and what was
-        # decided about errors, which is neither asked nor counted twice.
+        # If a step is read again, these come from the first time: elements that hang, and what
+        # `on_error` answered, so that it is not asked or counted twice.
         self.known_to_hang: dict[Any, Exception] = (
             {} if before is None else dict(before.known_to_hang)
         )
@@ -89,7 +89,7 @@ class _Job:
         return self.thread is None and not self.done
 
     def oldest(self) -> tuple[Failed | None, float]:
-        """The element that a thread has been reading for longest, and since when."""
+        """The element that was begun first of those being read, and when it was begun."""
         found: tuple[Failed | None, float] = (None, time.monotonic())
         for mine in list(self.contexts):
             place, since = mine.place(), mine.since
@@ -111,7 +111,7 @@ class Track:
     on_error: OnError = raise_it
     timeout: float | None = None
     masked: bool = False
-    executes: bool = True  # whether JAX may run something meanwhile
+    executes: bool = True  # whether functions of the pipeline may run JAX
 
     def __post_init__(self) -> None:
         self.masked = self.masked or self.on_error is not raise_it
@@ -161,7 +161,7 @@ class Track:
         return job.rows
 
     def _let_go(self, step: int) -> None:
-        """Steps before this one have arrived."""
+        """Drops the steps before this one, which have been taken."""
         if step < self._first or (self.total is not None and step >= self.total):
             raise CerealError(f"internal: step {step} is not among those to be taken")
         with self.crew.lock:
@@ -169,7 +169,7 @@ class Track:
             self._first = step
 
     def _want(self, end: int) -> None:
-        """Steps before `end` may be read; their rows are found here, in the caller's thread."""
+        """Allows threads to read the steps before `end`. Computes their rows in this thread."""
         end = end if self.total is None else min(end, self.total)
         for step in range(max(self._wanted, self._begun), end):
             if step not in self._rows:
@@ -207,7 +207,7 @@ class Track:
                     if left <= 0:
                         if job is not None and not job.waits:
                             self._give_up(job, place, hung)
-                        elif not relieved:  # all threads are at steps of others
+                        elif not relieved:  # all threads are busy with steps of other tracks
                             self.crew.relieve()
                         else:
                             raise TimeoutError(
@@ -221,7 +221,7 @@ class Track:
                 self._finished.wait(max(0.001, min(patience)) if patience else None)
 
     def _give_up(self, job: _Job, place: Failed | None, hung: float) -> None:
-        """The step hangs: its threads are left behind, and its element counts as an error."""
+        """The step hangs: its threads are given up, and its element counts as failed."""
         error = TimeoutError(f"an element was not read in {hung:.1f} s (`timeout=`)")
         annotate(error, place)
         again = _Job(job.step, job)
@@ -235,10 +235,10 @@ class Track:
             self._retry.append(again)
         self.crew.lose(job, {mine.thread for mine in list(job.contexts)})
 
-    # Reading in the caller's thread, as long as that is cheap
+    # Reading in the caller's thread, while that is cheaper
 
     def _claim_inline(self, step: int) -> bool:
-        """Takes the step for the caller's thread, if no other has it."""
+        """Reserves the step for the caller's thread, if no thread has begun it."""
         with self.crew.lock:
             if self.closed:
                 raise TrackClosedError
@@ -268,14 +268,14 @@ class Track:
     # The end
 
     def abandon(self) -> None:
-        """`close`, called by the garbage collector, perhaps in a thread that has the lock."""
+        """`close` for the garbage collector, which may run in a thread that holds the lock."""
         self.closed = True
         if self.crew.lock.acquire(blocking=False):
             self.crew.lock.release()
             self.close()
 
     def close(self) -> None:
-        """Nothing more is read; what is being read is finished and forgotten."""
+        """Ends the track. Steps that are being read are finished, and then dropped."""
         with self.crew.lock:
             self.closed = True
             self._wanted = 0
@@ -288,7 +288,7 @@ class Track:
     # The crew's side
 
     def next_job(self) -> Callable[[], None] | None:
-        """A step to read; called with the lock held."""
+        """The next step to read, as a function, or None; called with the lock held."""
         if self.closed:
             return None
         if self._retry:
@@ -323,7 +323,7 @@ class Track:
 
 
 class InlineTrack:
-    """The same without threads: a step is read when it is taken."""
+    """A track without threads: it reads a step when it is taken."""
 
     def __init__(
         self, fetch: Callable[[Any], Any], rows_of: Callable[[int], Any], context: ReadContext

@@ -1,4 +1,4 @@
-"""Which element comes next: arithmetic, the same in NumPy and in JAX."""
+"""Which element comes next: arithmetic that gives the same in NumPy and in JAX."""
 
 from .block_shuffle import BlockShuffle as BlockShuffle
 from .sampling import Bootstrap as Bootstrap

@@ -1,4 +1,4 @@
-"""An order that reads in runs: blocks of neighbours, shuffled, and shuffled inside."""
+"""An order that reads neighbours together: it shuffles blocks, and the elements inside of them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class BlockShuffle(Order):
         BlockShuffle(3)                        8 6 7 | 1 0 2 | 11 9 10 | 4 3 5
         BlockShuffle(3, together=2)            8 1 6 0 2 7 | 3 11 9 4 10 5
 
-    Only `together` blocks are read from at any time: for files, row groups and host memory, where
-    neighbours are cheap. Elements of a block stay near each other, within `together * block_size`;
-    the order of blocks and all else is new in every epoch. O(1) memory, any position at once.
+    At any time it reads from only `together` blocks. This is for files, row groups and host memory,
+    where neighbours are cheap to read. Elements of a block stay within `together * block_size`
+    places of each other. Every epoch has a new order. It needs O(1) memory, and computes any
+    position directly.
 
     >>> import cereal
     >>> source = cereal.RangeSource(12, ordering=cereal.BlockShuffle(3))
@@ -62,10 +63,11 @@ class BlockShuffle(Order):
         rest = n - (blocks - 1) * size  # elements of the last block
         together = min(self.together, blocks)
         constants = round_constants(key_for(key, 0, BLOCK), epochs, blocks)
-        # The short block may stand anywhere; blocks after it begin earlier than their multiple.
+        # The last block may be shorter. After the shuffle it stands in some slot, `short`, and the
+        # slots after it begin earlier than a multiple of `size`.
         every = xp.arange(epochs.shape[0], dtype=np.int32)
-        # Of the epochs, not a constant: JAX cannot map a loop from a constant to a state's words
-        # over a mesh with explicit axes.
+        # Computed from the epochs, and not a constant: over a mesh with explicit axes, JAX cannot
+        # map a loop that begins with a constant and ends with values of the state.
         last = (epochs * np.uint32(0)).astype(position.dtype) + word(blocks - 1)
         short = permute(last, every, inverse(constants), blocks).astype(position.dtype)
         short = gathered(short, column.astype(np.int32))

@@ -1,11 +1,12 @@
-"""Whose turn it is: tables that give each part its share of every prefix.
+"""Tables of turns: which part of a mixture gives the next element.
 
     parts 3 : 1    A A B A | A A B A | ...
 
-In a table of S slots, part j with w_j of them has after t slots between t w_j / S - 1 and
-t w_j / S + 1 elements, for every t. Its i-th turn may be taken from slot floor(i S / w_j) on, and
-must be taken before slot ceil((i + 1) S / w_j); whoever must be first is next. (Taking the part
-that lags most, as load balancers do, does not keep this bound: 1:1:1:11:11 reaches 1.04.)
+A table has S slots, and part j has w_j of them. After any number t of slots, part j has given
+between t w_j / S - 1 and t w_j / S + 1 elements. To reach this, its i-th turn comes at slot
+floor(i S / w_j) or later, and before slot ceil((i + 1) S / w_j). Of the parts that may come next,
+the one with the earliest deadline does. (Load balancers take the part that is furthest behind. That
+does not keep the bound: 1:1:1:11:11 reaches 1.04.)
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def turn_table(parts: Sequence[int]) -> np.ndarray:
     if all(part == parts[0] for part in parts):
         return np.tile(np.arange(len(parts), dtype=np.int32), parts[0])
     waiting = [(0, number, 0) for number, part in enumerate(parts) if part]
-    ready: list[tuple[int, int, int, int]] = []  # of two that must be next, the rarer is first
+    ready: list[tuple[int, int, int, int]] = []  # if two have one deadline, the rarer is first
     table = np.empty(total, np.int32)
     for slot in range(total):
         while waiting and waiting[0][0] <= slot:
@@ -47,9 +48,9 @@ def turn_table(parts: Sequence[int]) -> np.ndarray:
 
 
 def whole_parts(weights: Any, count: int, owner: str) -> tuple[int, ...]:
-    """Weights as whole numbers: exact where a table can hold them, else to one in 100,000.
+    """Weights as whole numbers: exact if a table can hold them, otherwise to one in 100,000.
 
-    The least of them gets a turn, however little it is.
+    Even the smallest weight above 0 gets a turn.
     """
     given = _checked(weights, count, owner)
     scale = math.lcm(*(weight.denominator for weight in given))
@@ -110,7 +111,7 @@ def _number(weight: Any) -> Any:
 
 
 def _as_fraction(weight: Any) -> Fraction:
-    """A weight as it was meant: 0.3 is 3/10, that of float32 too."""
+    """A weight as the user meant it: 0.3 is 3/10, also if it is a float32."""
     exact = Fraction(weight)
     if isinstance(weight, int):
         return exact

@@ -1,12 +1,12 @@
-"""Many permutations at once: each lane has one of its own, of its own length.
+"""Many permutations at once: each lane has its own permutation, of its own length.
 
     lane    position   seed (2 words)   n          index
     0       5          ...              1,000  ->  731
     1       5          ...              48     ->  12
 
-The network is that of `permutation`; the constants of its rounds are hashed from the lane's seed,
-instead of being looked up by epoch. So a batch that mixes a thousand shuffled sources costs what
-a batch of one costs.
+The network is that of `permutation`. The constants of a round are a hash of the lane's seed; they
+are not looked up by epoch. So a batch from a thousand shuffled sources costs as much as a batch
+from one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _permute_traced(position: Words, first: Words, second: Words, n: Words) -> W
         return lax.scan(body, position, jnp.arange(ROUNDS, dtype=jnp.uint32) * _STEP, unroll=2)[0]
 
     def unrolled(position: Words, first: Words, second: Words, n: Words) -> Words:
-        # As in `permutation`: groups that differ in one operand are compiled once.
+        # As in `permutation`: groups that differ only in one operand are compiled once.
         for group in range(0, ROUNDS, _GROUP):
             start = jnp.full((), group, jnp.uint32) * _STEP
             position, start = lax.optimization_barrier((position, start))

@@ -1,13 +1,13 @@
-"""Walking through several sources in turn, each through epochs of its own.
+"""Reading several sources in turn. Each of them goes through its own epochs.
 
     epoch, slot  --table of turns-->  part, how many of its elements came before
                  --divided by its length-->  the part's epoch, place in that epoch
                  --its order-->  index in the part
 
-Slots are counted through all epochs of the mixture, so that a part goes on where it was when an
-epoch of the mixture ends. The count does not fit 32 bits, but its quotient and rest by the part's
-length do; what they need is computed beforehand, per part: a step costs the same for two parts
-and for a thousand.
+Slots are counted through all epochs of the mixture. So when an epoch of the mixture ends, a part
+goes on where it was. The count does not fit 32 bits, but its quotient and its remainder by the
+part's length do. The numbers that this needs are computed once for each part, when the mixture is
+built. A step costs the same for two parts and for a thousand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .ordering import times_before
 from .threefry import MIX, key_for, threefry
 from .words64 import add_below, fraction_words, times_ratio
 
-# A slot plus what is left of a phase must fit 32 bits.
+# A slot plus the rest of a phase must fit 32 bits.
 MOST_SLOTS_IN_EPOCH = 1 << 30
 _FIELDS = (
     *("length", "turns", "shuffled"),
@@ -39,7 +39,7 @@ _FIELDS = (
 
 
 class Phase(NamedTuple):
-    """Turns that hold from a position on, counted in elements through all epochs."""
+    """The turns from position `start` on, which is counted in elements through all epochs."""
 
     start: int
     parts: tuple[int, ...]
@@ -71,14 +71,14 @@ class Mixing:
     salt: int = static_field(default=0)
 
     def walk(self, key: Any, epoch: Any, slot: Any) -> tuple[Any, Any, Any]:
-        """The part, its epoch and the index in it, of these slots of these epochs."""
+        """For these slots of these epochs: the part, its epoch, and the index in the part."""
         xp = np if isinstance(slot, np.ndarray) else jnp
         slots, parts = xp.asarray(self.slots), xp.asarray(self.parts)
         number, now, epoch, slot = self._phase(xp, epoch, slot.astype(xp.uint32))
         turns, at = slot // now.slots, slot % now.slots
         uneven = any(each.rest for each in self.rounds)
         beyond = None
-        if uneven:  # rounds that epochs of the mixture leave over add up to more rounds
+        if uneven:  # incomplete rounds at the ends of earlier epochs add up to more rounds
             fraction = (now.rest_high, now.rest_low)
             beyond, left = times_ratio(epoch, now.rest, now.slots, fraction)
             over, at = add_below(at, left, now.slots)
@@ -102,7 +102,7 @@ class Mixing:
         return part, own, self._index(xp, key, own, part, place, of)
 
     def _phase(self, xp: Any, epoch: Any, slot: Any) -> tuple[Any, Any, Any, Any]:
-        """The phase's number and round, and the lane's (epoch, slot) counted from its start."""
+        """The phase's number and round, and each lane's (epoch, slot) from the phase's start."""
         if len(self.rounds) == 1:
             words = (np.uint32(word) for word in self.rounds[0])
             return None, _Round(*words), epoch, slot  # type: ignore[arg-type]
@@ -205,7 +205,7 @@ def _epoch_length(
 
 
 def _end_of(part: int, n: int, phases: Sequence[Phase], tables: Sequence[np.ndarray]) -> int | None:
-    """How many elements the mixture has given when this part has been read once."""
+    """How many elements the mixture has given when it has read this part once."""
     left = n
     for number, (phase, table) in enumerate(zip(phases, tables, strict=True)):
         turns = phase.parts[part]
@@ -220,6 +220,6 @@ def _end_of(part: int, n: int, phases: Sequence[Phase], tables: Sequence[np.ndar
 
 
 def _turns_in(slots: int, table: np.ndarray, part: int) -> int:
-    """How many of the first slots are turns of a part, the table being repeated."""
+    """How many of the first `slots` slots are turns of a part, if the table repeats."""
     rounds, rest = divmod(slots, len(table))
     return rounds * int((table == part).sum()) + int((table[:rest] == part).sum())

@@ -1,6 +1,6 @@
 """In which order an epoch visits the data: sequential, shuffled, or a list of indices.
 
-Orders that sample the data, and those that read in runs, are in `sampling` and `block_shuffle`.
+Orders that sample the data are in `sampling`; the one that reads in blocks is in `block_shuffle`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .permutation import MAX_TRACED, permute, round_constants
 
 
 class Visit(NamedTuple):
-    """What stands at some positions of an order."""
+    """The elements at some positions of an order."""
 
     index: Any
-    epoch: Any = None  # of the element, where it is not that of the position
-    draw: Any = None  # where an epoch visits elements again: tells the visits apart
-    again: Any = None  # the same, beside the index: how often an element came before; None: never
+    epoch: Any = None  # the element's epoch, if it is not the position's
+    draw: Any = None  # a number that differs between two visits to one element in an epoch
+    again: Any = None  # how often the element came before in this epoch; None: never
 
 
 class Order(ABC):
@@ -43,11 +43,12 @@ class Order(ABC):
 
     random: bool = False
     plain: bool = False
-    """Whether an epoch has each element once whatever the data, so that parts may have it too."""
+    """Whether an epoch has each element once, for data of any length. Parts of a combined source
+    may then have this order too."""
     wide: bool = False
     """Whether it can be computed for more than 2^31 - 1 elements, on the host."""
     samples: bool = False
-    """Whether an epoch may have elements several times, or not at all."""
+    """Whether an epoch may have an element several times, or not at all."""
 
     def over(self, n: int, owner: str) -> Order:
         """This order for data of n elements, or an error that names the `owner`."""
@@ -55,7 +56,7 @@ class Order(ABC):
         return self
 
     def length(self, n: int) -> int:
-        """Elements in an epoch over data of n elements."""
+        """The number of elements in an epoch, over data of n elements."""
         return n
 
     def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:
@@ -66,7 +67,8 @@ class Order(ABC):
         return self.visit(key, epochs, column, position, n).index
 
     def visit(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Visit:
-        """The index, and where it is not clear from (epoch, index), what tells visits apart."""
+        """The index at each position. If an epoch has an element several times, `draw` or `again`
+        tells its visits apart."""
         return Visit(self.index(key, epochs, column, position, n))
 
     def __repr__(self) -> str:
@@ -75,11 +77,11 @@ class Order(ABC):
     @property
     @abstractmethod
     def identity(self) -> Identity:
-        """What tells it from other orders; a state is refused where it differs."""
+        """What tells it from other orders. A state of a pipeline with another order is refused."""
 
     @property
     def name(self) -> str:
-        """How drawings and errors call it."""
+        """Its name in drawings and error messages."""
         return in_words(self.identity)
 
 
@@ -122,7 +124,7 @@ class Listed(Order):
     indices: Any
     size: int = static_field()
     digest: str = static_field()
-    again: Any = None  # for each how often it was listed before; None: none is listed twice
+    again: Any = None  # how often each index was listed before; None: none is listed twice
 
     wide = True
 
@@ -155,7 +157,7 @@ def as_order(ordering: Any, n: int, owner: str) -> Order:
             f'{owner}: `ordering` must be "sequential", "shuffle", an array of indices or an order '
             f"such as BlockShuffle(1024), got {_describe(ordering)}."
         )
-    if is_traced(ordering):  # inside jit: the values cannot be looked at
+    if is_traced(ordering):  # inside of `jit`: the values are not known
         indices = ordering.astype(jnp.int32)
         return Listed(indices, ordering.shape[0], TRACED, times_before(indices))
     what = f"{owner}: an `ordering` of indices"
@@ -170,7 +172,7 @@ def as_order(ordering: Any, n: int, owner: str) -> Order:
 
 
 def _refuse_key(ordering: Any, owner: str) -> None:
-    """Refuses a random key where an order is wanted: two words look like two indices."""
+    """Refuses a random key as an order: its two words would look like two indices."""
     if not isinstance(ordering, jax.Array):
         return
     typed = jnp.issubdtype(ordering.dtype, jax.dtypes.prng_key)
@@ -188,7 +190,7 @@ def _describe(ordering: Any) -> str:
 
 
 def check_indices(given: Any, n: int, what: str) -> np.ndarray:
-    """Indices of data of n elements, as one axis of int32 (int64 where they need it)."""
+    """Checked indices of data of n elements: one axis of int32, or of int64 if they need it."""
     indices = np.asarray(given)
     if indices.size == 0:
         raise PipelineError(f"{what} is empty; give it at least one index.")
@@ -216,7 +218,7 @@ def is_once(indices: np.ndarray) -> bool:
 
 
 def times_before(indices: Any) -> Any:
-    """For each of some indices, how often the same one is listed before it; of NumPy or JAX."""
+    """For each index, how often the same index is listed before it; in NumPy or JAX."""
     xp = np if isinstance(indices, np.ndarray) else jnp
     place = xp.arange(indices.shape[0], dtype=np.int32)
     order = xp.argsort(indices, stable=True)
@@ -233,7 +235,7 @@ def times_before(indices: Any) -> Any:
 
 
 def digest_of(*arrays: np.ndarray) -> str:
-    """Eight letters that change with the values; for names and fingerprints."""
+    """Eight letters that change if the values change; for names and fingerprints."""
     crc = 0
     for array in arrays:
         crc = zlib.crc32(np.ascontiguousarray(array).data, crc)

@@ -2,19 +2,19 @@
 
     position in the epoch  --permute-->  index in the data
 
-is a keyed bijection of [0, n), evaluated per position: no table, no sort, no memory, and
-position 10^9 costs what position 0 costs. It is the swap-or-not network: in each round a
-position x has the partner (K - x) mod n, and one random bit, the same for both, decides
-whether the two change places.
+This is a keyed bijection of [0, n). Each position is computed by itself: there is no table and no
+sort, and position 10^9 costs as much as position 0. It is the swap-or-not network. In each round, a
+position x has the partner (K - x) mod n. One random bit, the same for both, decides whether the
+two change places.
 
     round r:   x ------------------.
                 \\                   > bit(max(x, partner)) ? partner : x
                  `-> (K_r - x) % n '
 
-The bits come from a hash of 32 bits, the round constants from Threefry, one set per epoch;
-epochs and keys are unrelated. Neighbours stay neighbours with probability 2^-rounds, so the
-number of rounds must exceed log2(n) by a margin: 40 rounds serve all that fits 31 bits. On the
-host, longer data use the same network with 64-bit words and 80 rounds.
+The bits come from a hash of 32 bits. The constants of the rounds come from Threefry, one set per
+epoch, so epochs and keys are unrelated. Neighbours stay neighbours with probability 2^-rounds, so
+the number of rounds must be well above log2(n): 40 rounds are enough for 31 bits. On the host,
+longer data use the same network with 64-bit words and 80 rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .words64 import high_word
 ROUNDS = 40
 ROUNDS_64 = 80
 MAX_TRACED = 2**31 - 1
-MAX_HOST = 2**62  # so that sums of positions, too, fit what NumPy has
+MAX_HOST = 2**62  # sums of two positions still fit NumPy's int64
 _GROUP = 10
 
 _C1, _C2 = 0x7FEB352D, 0x846CA68B
@@ -87,8 +87,8 @@ def _permute_traced(position: Words, column: Words, constants: Pair, n: int) -> 
         return lax.scan(one_round, position, constants, unroll=2)[0]
 
     def unrolled(position: Words, column: Words, constants: Any) -> Words:
-        # In groups that are one computation with other constants: XLA compiles one kernel for
-        # all of them. The barriers keep it from fusing a group with its neighbours.
+        # All groups do the same computation with other constants, so XLA compiles one kernel for
+        # them. The barriers prevent XLA from fusing a group with the next one.
         for first in range(0, constants[0].shape[0], _GROUP):
             group = tuple(words[first : first + _GROUP] for words in constants)
             position, group = lax.optimization_barrier((position, group))
@@ -98,13 +98,13 @@ def _permute_traced(position: Words, column: Words, constants: Pair, n: int) -> 
                 position = round_traced(position, constant, salt, np.uint32(n))
         return position
 
-    # XLA's CPU compiler fuses unrolled rounds into whatever reads the batch and evaluates them
-    # once per pixel; a loop it cannot fuse. On a GPU a loop waits for the host at every trip.
+    # On the CPU, XLA would fuse unrolled rounds into the code that uses the batch, and compute them
+    # once per pixel. It cannot fuse a loop. On a GPU, a loop waits for the host in every round.
     return by_platform(position, column, constants, cpu=rolled, default=unrolled)
 
 
 def _of_lane(table: Words, column: Words) -> Words:
-    """table[column], as a select where there are few columns."""
+    """table[column]; a select instead of a gather if there are at most two columns."""
     shape = (*column.shape, *table.shape[1:])
     if table.shape[0] > 2:
         return gathered(table, column)
@@ -118,13 +118,13 @@ def _of_lane(table: Words, column: Words) -> Words:
 def inverse(constants: Pair) -> Pair:
     """The constants with which `permute` finds the position of an index.
 
-    Each round changes places or does not: done twice, it is undone.
+    A round that is done twice changes nothing. So the inverse has the same rounds, last one first.
     """
     return constants[0][::-1], constants[1][::-1]
 
 
 def round_numpy(x: Words, constant: Words, salt: Words, n: Words) -> Words:
-    """One round, in NumPy: of words of 32 bits, or of 64."""
+    """One round, in NumPy, with words of 32 or 64 bits."""
     word = x.dtype.type
     first, second, half = (_C1, _C2, 16) if word is np.uint32 else (_C1_64, _C2_64, 32)
     below = constant - x
@@ -136,8 +136,8 @@ def round_numpy(x: Words, constant: Words, salt: Words, n: Words) -> Words:
 
 def round_traced(x: Words, constant: Words, salt: Words, n: Words) -> Words:
     """One round, in JAX."""
-    # In bare lax operations: a third of the operations that jnp's would be, and so a
-    # third of the time to compile, which 40 rounds make felt.
+    # With `lax` there are a third of the operations that `jnp` would make, so 40 rounds compile in
+    # a third of the time.
     below = lax.sub(constant, x)
     partner = lax.select(lax.lt(constant, x), lax.add(below, n), below)
     hashed = lax.mul(lax.bitwise_xor(lax.max(x, partner), salt), np.uint32(_C1))

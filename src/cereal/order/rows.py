@@ -1,10 +1,10 @@
-"""Rows: which elements a step reads. What flows through an indexed pipeline.
+"""Rows: which elements a step reads.
 
     state  --rows_for-->  key, epoch per lane, index per lane, validity per lane
                           --read-->  the batch and its mask
 
-A lane is one place in a batch. Rows name their elements completely, so that a stage that needs
-randomness for an element draws it from (key, epoch, index), before or after batching alike.
+A lane is one place in a batch. Rows say all about their elements: a random stage draws the random
+numbers of an element from (key, epoch, index). So they are the same before and after batching.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from .permutation import MAX_HOST, MAX_TRACED
 from .position import Remainder, epochs_touched, starts, steps_in
 from .threefry import AGAIN, STAGE, key_for, threefry
 
-KEY_TYPE = "threefry2x32"  # of the keys that random stages get, whatever the user's own are
+KEY_TYPE = "threefry2x32"  # the type of keys that random stages get, whatever key the user has
 
 
 @pytree_dataclass
 class Rows:
-    """The elements of one step, or of many; all arrays begin with the axes of its lanes."""
+    """The elements of one step, or of many; the first axes of all arrays are the lanes."""
 
-    key: Any  # two words; None where only the lanes travel
+    key: Any  # two words; None in `without_key`
     epoch: Any
     index: Any
-    valid: Any  # None: all of them
-    draw: Any = None  # tells two visits to an element in one epoch apart; None: its index does
-    below: Any = None  # what the sources below were found to need, ahead of reading
-    high: Any = None  # a word above the index: of 64 bits, or how often it came before; None: 0
+    valid: Any  # False for padding; None: all are valid
+    draw: Any = None  # differs between two visits to one element in an epoch; None: use the index
+    below: Any = None  # for the sources below: what was computed or read for them already
+    high: Any = None  # the index's upper 32 bits, or how often it came before; None: 0
 
     @property
     def without_key(self) -> Rows:
-        """Everything but the key: what a scan or a vmap goes over."""
+        """Everything but the key: the arrays that a scan or a vmap iterates over."""
         return self.replaced(key=None)
 
     def replaced(self, **fields: Any) -> Rows:
@@ -89,7 +89,10 @@ class Rows:
         return first, second
 
     def again(self, number: Any, count: int) -> Rows:
-        """The rows, where those of another `number` (of so many) may be the same elements."""
+        """The rows with a `number` below `count`, for elements that may come several times.
+
+        The number goes into `high`, so that each time has its own random numbers.
+        """
         number = number.astype(np.uint32)
         return self.replaced(
             high=number if self.high is None else self.high * np.uint32(count) + number
@@ -102,7 +105,7 @@ class Rows:
 
 
 def rows_at(indices: Any) -> Rows:
-    """Rows of these indices, for sources whose elements need neither a key nor an epoch."""
+    """Rows of these indices, for sources whose elements do not depend on a key or an epoch."""
     indices = jnp.asarray(indices, jnp.int32)
     zeros = jnp.zeros(indices.shape, jnp.uint32)
     return Rows(jnp.zeros(2, jnp.uint32), zeros, indices, None)
@@ -116,20 +119,20 @@ def host_rows_at(indices: np.ndarray, key: Any = None, epoch: int = 0) -> Rows:
 
 
 def with_high(rows: Rows) -> Rows:
-    """Rows whose indices have 64 bits, for programs, which see 32 of them."""
+    """Rows with 64-bit indices, for programs: the upper 32 bits go into `high`."""
     return rows.replaced(high=(rows.index >> 32).astype(np.uint32))
 
 
 def whole_index(rows: Rows) -> Rows:
-    """Rows that came from a program, with indices of 64 bits put together again."""
+    """Rows from a program, with 64-bit indices made from their two words."""
     low, high = rows.index.astype(np.uint32).astype(np.int64), rows.high.astype(np.int64)
     return rows.replaced(index=(high << 32) | low)
 
 
 def routed_at(source: Any, indices: np.ndarray, key: Any = None, epoch: int = 0) -> Rows:
-    """Rows of these indices of a source in NumPy, routed, with the types that programs give them.
+    """Routed rows of these indices of a source, in NumPy, with the dtypes that programs give them.
 
-    Arithmetic on the host has 64 bits, and with 64-bit types on a stage would see them.
+    NumPy computes them with 64 bits; under `jax_enable_x64` a stage would see 64-bit indices.
     """
     rows = host_rows_at(indices, key, epoch)
     routed = source._route(rows).replaced(key=rows.key)
@@ -137,13 +140,13 @@ def routed_at(source: Any, indices: np.ndarray, key: Any = None, epoch: int = 0)
 
 
 def narrow(x: Any) -> Any:
-    """An index as compiled code counts; in NumPy, and under 64-bit types, it may be wider."""
+    """An index as int32, as compiled code has it; NumPy and `jax_enable_x64` make it int64."""
     return x.astype(np.int32) if x.dtype == np.int64 else x
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How an indexed pipeline walks its data: everything about it but the reading."""
+    """Which elements each step of an indexed pipeline reads: its order, length and batch size."""
 
     order: Order
     length: int
@@ -161,7 +164,7 @@ class Plan:
 
     @property
     def wide(self) -> bool:
-        """Whether positions have more than 31 bits: NumPy computes them, and not a program."""
+        """Whether positions have more than 31 bits. Then NumPy computes them, not a program."""
         return self.length > MAX_TRACED
 
     @property
@@ -176,7 +179,7 @@ class Plan:
     def rows_for(self, words: Any, steps: int) -> tuple[Rows, Any]:
         """The rows of the next `steps` steps, [steps, *lanes], and the state's words after them.
 
-        With NumPy words the answer is NumPy, and the same.
+        If the words are NumPy arrays, NumPy computes the result, with the same values.
         """
         xp = np if isinstance(words, np.ndarray) else jnp
         if self.wide and xp is jnp:
@@ -206,7 +209,10 @@ class Plan:
         return rows.reshape(steps, *self.lanes), _write_words(xp, words, epochs[-1], offsets[-1])
 
     def _rows_without_end(self, words: Any, steps: int) -> tuple[Rows, Any]:
-        """The same in a program, for data in its own order whose end nobody reaches: two words."""
+        """`rows_for` in a program, for sequential data so long that no epoch ends.
+
+        The offset has two words, and only an addition is needed.
+        """
         if self.length < MAX_HOST or not isinstance(self.order, Sequential):
             raise PipelineError(
                 f"a pipeline over {self.length} elements cannot be part of a compiled program, "

@@ -62,11 +62,12 @@ class WeightedSampling(Order):
         weights [1 1 0 6]          3 3 0 3 3 1 3 ...     never 2
         replacement=False          3 1 0                 each at most once in an epoch
 
-    An epoch has as many draws as there are elements, or `length`. Without replacement, elements
-    are drawn one after another from those that are left, all that have a weight or the first
-    `length`; every compiled call then sorts the weights, so let it make many batches:
-    `scan_epoch`, `iterate`. Shares are exact to 2^-32 of all: with replacement, lighter elements
-    may never be drawn. Without, weights below 1e-36 of the largest count as that.
+    An epoch has as many draws as there are elements, or `length` draws. Without replacement, each
+    draw takes one of the elements that are left, until `length` are drawn or only weights of 0 are
+    left. Then every compiled call sorts the weights, so let one call make many batches:
+    `scan_epoch`, `iterate`. Probabilities are exact to 2^-32: with replacement, elements of smaller
+    probability may never be drawn. Without replacement, weights below 1e-36 of the largest are
+    raised to it.
 
     >>> import cereal
     >>> order = cereal.WeightedSampling([1, 0, 3])
@@ -79,7 +80,7 @@ class WeightedSampling(Order):
     random = True
     samples = True
 
-    table: Any  # with replacement: shares up to each element; else: one over each weight
+    table: Any  # with replacement: cumulative shares; without: one over each weight
     replacement: bool = static_field(default=True)
     size: int = static_field(default=0)
     draws: int = static_field(default=0)
@@ -130,9 +131,9 @@ class ClassBalanced(Order):
 
         labels  0 0 0 0 0 0 1 2     ->   1 0 2 | 0 2 1 | 2 0 1 | ...
 
-    Each turn has every class once, in random order. Each class goes through its elements in
-    shuffled epochs of its own, so that none comes again before all of its class have been seen.
-    An epoch has as many draws as there are elements, or `length`, rounded up to whole turns.
+    Each turn has every class once, in random order. Each class goes through its elements in its own
+    shuffled epochs: no element comes again before all others of its class have come. An epoch has
+    as many draws as there are elements, or `length` draws, rounded up to whole turns.
 
     >>> import cereal
     >>> source = cereal.RangeSource(8, ordering=cereal.ClassBalanced([0, 0, 0, 0, 0, 0, 1, 2]))
@@ -268,11 +269,11 @@ def _sized(order: WeightedSampling | ClassBalanced, name: str, n: int, owner: st
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
-    """The share of the elements up to each but the last, of 2^32."""
+    """The cumulative share of the elements, in units of 2^-32; without the last one."""
     shares = np.cumsum(values / values.max())
     last = int(np.flatnonzero(values)[-1])
     shares = np.floor(shares / shares[-1] * 2.0**32)
-    shares[last:] = 2.0**32  # nothing is drawn behind the last that has a weight
+    shares[last:] = 2.0**32  # no element after the last one with a weight is drawn
     if last < len(values) - 1:
         shares = shares[:last]
     return np.minimum(shares[: len(values) - 1], 2.0**32 - 1).astype(np.uint32)

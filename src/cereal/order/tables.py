@@ -1,4 +1,4 @@
-"""Tables of whole numbers, in NumPy or JAX: looked up by index, and searched."""
+"""Tables of whole numbers, in NumPy or JAX: reading them by index, and searching in them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _FEW = 64
 
 
 def count_up_to(table: Any, values: Any) -> Any:
-    """How many entries of a sorted table are at most each value."""
+    """For each value, how many entries of a sorted table are not above it."""
     if isinstance(values, np.ndarray):
         return np.searchsorted(np.asarray(table), values, side="right")
     table = jnp.asarray(table)
     find = partial(jnp.searchsorted, side="right")
     if table.shape[0] <= _FEW:
         return find(table, values, method="compare_all")
-    # A loop on the CPU, which XLA cannot fuse into what reads the batch; on a GPU a loop waits
-    # for the host at every trip.
+    # On the CPU a loop, which XLA cannot fuse into the code that uses the batch. On a GPU a loop
+    # would wait for the host in every round.
     return by_platform(
         table,
         values,
@@ -33,7 +33,7 @@ def count_up_to(table: Any, values: Any) -> Any:
 
 
 def look_up(table: Any, index: Any) -> Any:
-    """table[index]; its columns, where the table has two axes."""
+    """table[index]; if the table has two axes, a tuple of its columns."""
     if isinstance(index, np.ndarray):
         found = np.asarray(table)[index.astype(np.int64)].astype(np.int64)
     else:

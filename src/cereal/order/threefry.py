@@ -1,16 +1,16 @@
-"""The one source of randomness: Threefry-2x32, the same bits in NumPy and in JAX.
+"""All random numbers come from here: Threefry-2x32, with the same bits in NumPy and in JAX.
 
-Every random decision of a pipeline is one block of a keyed counter:
+Every random decision of a pipeline encrypts one counter:
 
     key (2 words), counter (2 words)  ->  2 random words
 
-so that nothing is carried from one decision to the next. The second word of a counter names
-the purpose in its top bits, which keeps the streams below apart:
+So no decision depends on another one. The top bits of a counter's second word say what the random
+words are for; counters for different uses are never equal:
 
     order of an epoch      counter (epoch, ORDER | round)
     key of a random stage  counter (stage, STAGE)
     key of an element      counter (epoch, index), under the key of its stage
-    ... with a high word   that block, the word added to it, under a key of AGAIN
+    ... with a high word   those words, plus the high word, under a key of AGAIN
     a key of four words    counter (word 0, word 1), under words 2 and 3
     key of a part          counter (number, PART): of a source that is joined with others
     key of a purpose       counter (salt, purpose): DRAW, MIX, BLOCK; then counters of its own
@@ -50,10 +50,11 @@ def threefry(key: tuple[Words, Words], counter: tuple[Words, Words]) -> tuple[Wo
     high, low = (jnp.asarray(word, jnp.uint32) for word in counter)
     high, low = jnp.broadcast_arrays(high, low)
     if explicit_mesh(high, low) is not None:
-        # Under `vmap` over an axis of the mesh, JAX 0.11 cannot join the mapped and the unmapped.
+        # Under `vmap` over an axis of the mesh, JAX 0.11 cannot concatenate a mapped array and an
+        # unmapped one. This makes both of them mapped, with the same values.
         high, low = high ^ (low ^ low), low ^ (high ^ high)
-    # JAX's own primitive: a rolled loop on the CPU, where unrolled rounds would be fused into
-    # every consumer and computed once per pixel, and one kernel on a GPU.
+    # JAX's own primitive is one kernel on a GPU, and a loop on the CPU. (XLA would fuse unrolled
+    # rounds into all code that uses them, and compute them once per pixel.)
     blocks = jax.extend.random.threefry_2x32(
         jnp.stack([jnp.asarray(word, jnp.uint32) for word in key]),
         jnp.concatenate([high.ravel(), low.ravel()]),
@@ -63,14 +64,14 @@ def threefry(key: tuple[Words, Words], counter: tuple[Words, Words]) -> tuple[Wo
 
 
 def key_for(key: tuple[Words, Words], number: int, purpose: np.uint32) -> tuple[Words, Words]:
-    """The key of one of the purposes above."""
+    """The key for one of the uses above."""
     host = all(isinstance(word, np.ndarray | np.generic) for word in key)
     word = np.uint32(number)
     return threefry((key[0], key[1]), (word if host else jnp.asarray(word), purpose))
 
 
 def _threefry_numpy(key: tuple[Words, Words], counter: tuple[Words, Words]) -> tuple[Words, Words]:
-    # Arrays of at least one axis wrap silently, as wanted; NumPy warns about scalars.
+    # Sums must wrap around. NumPy does this silently for arrays, but warns for scalars.
     shape = np.broadcast_shapes(np.shape(counter[0]), np.shape(counter[1]))
     schedule = [np.atleast_1d(np.asarray(word, np.uint32)) for word in key]
     schedule.append(schedule[0] ^ schedule[1] ^ _PARITY)

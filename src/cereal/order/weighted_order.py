@@ -1,12 +1,12 @@
-"""Weighted sampling without replacement, as a race: the same in NumPy and in JAX, to the bit.
+"""Weighted sampling without replacement, as a race: the same bits in NumPy and in JAX.
 
-Every element runs for a time that is exponentially distributed, divided by its weight; the order
-in which they finish is that of drawing one after another, by weight, from those that are left.
+Every element gets a random time, exponentially distributed, divided by its weight. To sort the
+elements by time is the same as to draw them one after another, by weight, from those that are left.
 
-Logarithms of NumPy and of XLA differ in their last bits, and could exchange two runners. So the
-time is a logarithm in whole numbers, by a table; the shortest times, which light elements need to
-win, are made from both random words. What follows are products and comparisons of floats, which
-all machines round alike.
+The logarithms of NumPy and XLA differ in their last bits, which could exchange two elements. So the
+logarithm is computed in whole numbers, from a table. Elements of small weight come first only with
+a very short time, so the shortest times use both random words, for more digits. All that follows
+are products and comparisons of floats, which all machines round in the same way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FINE = 44  # the shortest, in units of 2^-44
 _SHORT = np.uint32(1 << 19)
 _LN2 = np.uint32(round(np.log(2) * 2**_UNIT))
 _LOG = np.round(np.log1p(np.arange((1 << _BITS) + 1) / (1 << _BITS)) * 2**_UNIT).astype(np.uint32)
-# Lighter ones than this run as if they had this weight: products stay in the range of float32.
+# Smaller weights (relative to the largest) are raised to this one: products then fit float32.
 LEAST_WEIGHT = 1e-36
 
 
@@ -40,7 +40,7 @@ def finish_order(key: Any, epochs: Any, slowness: Any) -> Any:
 
 
 def slowness_of(weights: np.ndarray) -> np.ndarray:
-    """What an exponential time is multiplied with: one over the weight; without one, for ever."""
+    """The factor of an element's time: one over its weight; infinity if the weight is 0."""
     share = weights / weights.max()
     with np.errstate(divide="ignore"):
         slow = np.where(weights > 0, 1 / np.maximum(share, LEAST_WEIGHT), np.inf)
@@ -48,10 +48,10 @@ def slowness_of(weights: np.ndarray) -> np.ndarray:
 
 
 def _exponential(xp: Any, first: Any, second: Any) -> Any:
-    """-log(first / 2^32) as float32: of whole numbers, times a power of two."""
+    """-log(first / 2^32) as float32: a whole number times a power of two."""
     first = xp.maximum(first, np.uint32(1))
     usual = _minus_log(xp, first).astype(np.float32) * np.float32(2.0**-_UNIT)
-    # Near 1, -log(1 - x) is x + x^2 / 2, with the second word behind the comma of x.
+    # For small x, -log(1 - x) is about x + x^2 / 2. The second word gives x more digits.
     x = xp.zeros_like(first) - first
     half = (x >> np.uint32(6)) * (x >> np.uint32(6)) >> np.uint32(9)
     inside = xp.minimum(x, _SHORT) - np.uint32(1)

@@ -1,4 +1,4 @@
-"""The contract: what a source is, what a stage is, and one step of a pipeline."""
+"""The interfaces of sources and stages, and how one step of a pipeline runs."""
 
 from .positional import IndexedSource as IndexedSource
 from .source import Source as Source

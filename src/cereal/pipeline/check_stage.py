@@ -1,4 +1,4 @@
-"""What a stage promises when the pipeline is built, and whether it keeps it when traced."""
+"""Finds the spec of a stage's result when a pipeline is built, and checks it in later traces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def infer_spec(stage: Stage[Any, Any], source: Source[Any]) -> tuple[Stage[Any, Any], Spec]:
-    """The stage as it is traced, and what it makes of the source's elements."""
+    """The stage (traced, if it has functions), and the spec of what it makes from the source."""
     check_arrays(
         source.element_spec(),
         f"{stage._label} is compiled",
@@ -46,9 +46,9 @@ def infer_spec(stage: Stage[Any, Any], source: Source[Any]) -> tuple[Stage[Any, 
 
 
 def as_built(stage: Stage[Any, Any], values: Any, spec: Spec, drop: int) -> Any:
-    """The values as arrays, after checking that they are what the built pipeline promised.
+    """The values as arrays, or an error if their spec is not the one from when it was built.
 
-    None has a weak type: `batch * bfloat16` must not depend on who asks for the batch.
+    No array has a weak type: `batch * bfloat16` must be the same, however the batch was made.
     """
     values = jax.tree.map(strong, checked(stage, values))
     now = Spec(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[drop:], x.dtype), values))
@@ -61,7 +61,7 @@ def as_built(stage: Stage[Any, Any], values: Any, spec: Spec, drop: int) -> Any:
 
 
 def check_per_element(sample: Any, lanes: tuple[int, ...], label: str) -> None:
-    """A stage that works on the elements of a batch needs values per element."""
+    """Refuses values that have no axis of elements, if a stage works on the elements of a batch."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(sample)[0]:
         if leaf.shape[: len(lanes)] != lanes:
             name = "batch" + jax.tree_util.keystr(path)

@@ -1,4 +1,4 @@
-"""The elements of a source by index, outside of any loader: for passes over the data."""
+"""Reads elements of a source by index, without a loader: for caches and statistics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_PROGRAMS = 4
 
 
 def read_one(source: IndexedSource[Any], index: int, key: np.ndarray, epoch: int) -> Any:
-    """The element at an index, as Python makes it, or where programs do as arrays."""
+    """The element at an index: as Python makes it; or as arrays, if compiled stages make it."""
     rows, traits = routed_at(source, np.array([index]), key, epoch), source.traits
     if not (traits.host and traits.by_python):
         return jax.tree.map(lambda x: x[0], read_rows(source, rows, masked=False)[0])
@@ -36,8 +36,9 @@ def read_elements(
 ) -> tuple[Any, Any]:
     """The elements at these indices, stacked on the device, and their mask (None: all real).
 
-    Python reads what is asked for. The compiled stages are run for as many elements, too, unless
-    that were many programs: `sizes` remembers those that there are.
+    Python reads only these elements. Compiled stages need one program for each number of elements.
+    `sizes` holds the numbers that have a program; if there are many, the elements are padded to one
+    of these.
     """
     return read_fetched_elements(source, source._fetch(routed_at(source, indices)), sizes)
 
@@ -45,7 +46,7 @@ def read_elements(
 def read_fetched_elements(
     source: IndexedSource[Any], rows: Rows, sizes: set[int] | None = None
 ) -> tuple[Any, Any]:
-    """The same of rows that Python has read."""
+    """The same, for rows that Python has read already."""
     n = len(rows.index)
     size = _program_size(n, set() if sizes is None else sizes)
     if size > n:
@@ -65,9 +66,9 @@ FEW = 4
 
 
 def few_of(n: int, source: IndexedSource[Any]) -> np.ndarray:
-    """The first of n and some others, always the same ones, in order.
+    """A few of n indices: the first and some others, in order, always the same ones.
 
-    What only iterates would be read to the end for a late one: of that, the first ones.
+    If the source only iterates, the first few: to reach a late one, it would read all before it.
     """
     if n <= FEW or source._iterators is not None:
         return np.arange(min(n, FEW))
@@ -83,7 +84,7 @@ def few_true(which: np.ndarray, source: IndexedSource[Any]) -> np.ndarray:
 
 
 def chunks_of(source: IndexedSource[Any], indices: np.ndarray) -> Iterator[np.ndarray]:
-    """The indices in chunks of elements that fit a few megabytes."""
+    """The indices in chunks whose elements have a few megabytes."""
     size = Spec(source.element_spec()).nbytes
     most = 1 << max(4, (_MOST_BYTES // max(size, 1)).bit_length() - 1)
     for begin in range(0, len(indices), most):

@@ -1,9 +1,9 @@
-"""One step of a pipeline, compiled, whoever asks for it.
+"""Runs one step of a pipeline.
 
-Compiled always, also outside of the user's `jit`: eager float arithmetic differs in the last bit.
-The pipeline is an argument of the compiled function, never captured by it.
+A step is always compiled, also outside of the user's `jit`, because eager float arithmetic differs
+in the last bit. The pipeline is an argument of the compiled function, which never closes over it.
 
-A pipeline over data on the host is two programs with Python between them:
+A pipeline over data on the host is two programs, and Python runs between them:
 
     route: which rows  ->  fetch: Python reads them  ->  read: the compiled stages
 """
@@ -53,8 +53,8 @@ def _routed(source: Positional[Any], words: Any, remainder: Any, steps: int) -> 
 def stripped(source: Source[Any]) -> Any:
     """The source without its data on the host.
 
-    What is compiled needs only its structure: so one program serves all loaders of that structure,
-    and no program knows of the data.
+    Compiled code needs only the structure. So one program serves all loaders of that structure, and
+    no program holds the data.
     """
     if not source.traits.host:
         return source
@@ -89,23 +89,23 @@ def routed_rows(
 def read_rows(source: Positional[Any], rows: Rows, *, masked: bool) -> tuple[Any, Any]:
     """Fetches routed rows and runs the compiled stages over them.
 
-    The mask is None if no stage changes masks, unless it is to be `masked` anyhow: then it
-    is made by the same program, since an array made by itself costs a GPU half a millisecond.
+    The mask is None if no stage changes masks, unless `masked` is True. Then the same program makes
+    the mask, since to make it in another call costs half a millisecond on a GPU.
     """
     return read_fetched(source, source._fetch(rows), masked=masked)
 
 
 def read_fetched(source: Positional[Any], rows: Rows, *, masked: bool) -> tuple[Any, Any]:
-    """The same for rows that have been fetched."""
+    """The same, for rows that have been fetched already."""
     return Delivery(source)(rows, masked=masked)
 
 
 class Delivery:
-    """From fetched rows to arrays on the device: the compiled stages, or if there are none, and
-    the batch is large, nothing but the transfer.
+    """Turns fetched rows into arrays on the device. Runs the compiled stages; if there are none, it
+    only moves the batch.
 
-    A program that only hands its arguments through copies them; of megabytes that takes longer
-    than all else.
+    A program that returns its arguments unchanged copies them. For megabytes, that takes longer
+    than anything else, so a large batch is moved by `device_put`.
     """
 
     def __init__(self, source: Positional[Any], *, ahead: bool = False) -> None:
@@ -121,7 +121,7 @@ class Delivery:
             made = _read(self._stripped, sent(rows), masked)
             return made if placement is None else place(made, placement)
         mask = _mask(found, rows)
-        # Under a mesh the batch goes where only a call with both of them would put the mask.
+        # Under a mesh, only a call that moves both puts the mask where it puts the batch.
         full = self._full if masked and jax.sharding.get_abstract_mesh().empty else None
         if full is not None and (mask is None or mask.all()):
             return self._moved((found.values, None))[0], full.take()
@@ -144,7 +144,7 @@ def _mask(found: Any, rows: Rows) -> Any:
 
 
 def _on_host(source: Any, state: Any, n: int | None) -> tuple[Any, Any, Any]:
-    """A step, or n of them stacked, of a pipeline that Python reads; outside of programs."""
+    """A step of a pipeline that Python reads, or n stacked steps; outside of programs."""
     if n is not None:
         found = []
         for _ in range(n):
@@ -159,7 +159,7 @@ def _on_host(source: Any, state: Any, n: int | None) -> tuple[Any, Any, Any]:
 
 
 def moved(source: Positional[Any], state: PipelineState, words: Any) -> PipelineState:
-    """The state at other words, outside of programs; where data only iterates, with a bookmark."""
+    """The state with other words, outside of programs. If data only iterates, with a bookmark."""
     iterators = source._iterators
     if iterators is None:
         return state.replaced(words)
@@ -167,7 +167,7 @@ def moved(source: Positional[Any], state: PipelineState, words: Any) -> Pipeline
 
 
 def many_steps(source: Source[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
-    """n steps, one after another, as one scan; traced by whoever calls."""
+    """n steps, one after another, as one scan; called while tracing."""
 
     def one(state: Any, _: None) -> tuple[Any, tuple[Any, Any]]:
         value, mask, state = source._step(state)
@@ -178,15 +178,15 @@ def many_steps(source: Source[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
 
 
 def run_many(source: Source[Any], state: Any, n: int) -> tuple[Any, Any, Any]:
-    """n steps of a pipeline, stacked, as `run` makes one."""
+    """n stacked steps of a pipeline, made by `run`."""
     n = as_count(n, "n", "next_many", error=UsageError)
     return run(source, state, n)
 
 
 def run(source: Source[Any], state: Any, n: int | None = None) -> tuple[Any, Any, Any]:
-    """A step of a pipeline, or n of them stacked; compiled, with what belongs around it.
+    """A step of a pipeline, or n stacked steps; compiled.
 
-    Outside of `jit`: errors of callbacks are raised, and batches are put where they belong.
+    Outside of `jit`, this also raises the errors of callbacks and moves batches to their devices.
     """
     source = resolve(current(source, state, thorough=False), state)
     traits = source.traits
@@ -203,7 +203,7 @@ def run(source: Source[Any], state: Any, n: int | None = None) -> tuple[Any, Any
         with raising(traits.callbacks):
             values, mask, state = step(source, state, n)
             if is_concrete(mask):
-                # The user's function has run, or has failed, when the batch is handed out.
+                # So that the user's function has run, or has failed, when this returns the batch.
                 jax.block_until_ready((values, mask, state))
     if traits.placement is not None:
         if not is_concrete(mask):

@@ -1,10 +1,11 @@
-"""What Python reads of a pipeline: the elements of its source, through its host stages, as arrays.
+"""The part of a pipeline that Python runs: it reads elements, runs host stages, makes arrays.
 
     rows  --source-->  elements  --stages-->  elements  --stack or collate-->  a batch  --stages-->
           arrays of a fixed shape
 
-Runs in the caller, on a loader's workers, or in a callback of a program: the functions here do not
-know who runs them, but ask `read_context()` about memory, errors and help.
+This runs in the caller's thread, in a loader's workers, or in a callback of a program. The
+functions here do not know which; they ask `read_context()` for memory, help, and what to do about
+errors.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .traits import Traits
 
 @pytree_dataclass
 class Fetched:
-    """What Python read for some rows, in `Rows.below`."""
+    """What Python read for some rows; stored in `Rows.below`."""
 
     values: Any
     mask: Any  # None: all real
@@ -41,7 +42,7 @@ class Fetched:
 
 @pytree_dataclass
 class HostPlace(Placed):
-    """A host stage in its place."""
+    """A host stage at its place in a pipeline."""
 
     on_host: ClassVar[bool] = True
 
@@ -57,11 +58,11 @@ class HostPlace(Placed):
         return rows.element_words(self.number) if self.stage.traits.random else None
 
     def on_elements(self, taken: ElementBatch, rows: Rows) -> ElementBatch:
-        """Before batching: what it makes of elements."""
+        """Before batching: the elements after this stage."""
         return self.stage.on_elements(taken, rows, self._words(rows))
 
     def on_batch(self, values: Any, mask: Any, rows: Rows) -> tuple[Any, Any]:
-        """After batching: what it makes of a batch."""
+        """After batching: the batch and the mask after this stage."""
         words = self._words(rows)
         make = lambda: self.stage.on_batch(values, mask, rows, words, self.spec)  # noqa: E731
         return made_batch(self, rows, mask, make)
@@ -73,14 +74,14 @@ class HostPlace(Placed):
 
 
 def fetch_by(source: Any, stages: tuple[Any, ...], rows: Rows, masks: bool) -> Rows:
-    """The rows of any number of steps, with what Python makes of them by these stages.
+    """The rows of any number of steps, with what Python reads for them and these stages make of it.
 
-    `masks`: elements may be left out. For rows that have shapes and no values, so has the result.
+    `masks`: elements may be left out. If the rows are specs without values, so is the result.
     """
     shape, lanes = rows.index.shape, stages[-1].lanes_after if stages else ()
     masked = masks or read_context().masked
     if isinstance(rows.index, jax.ShapeDtypeStruct):
-        extra = shape[: len(shape) - len(lanes)]  # of single elements, all axes
+        extra = shape[: len(shape) - len(lanes)]  # all axes, if a step is one element
         spec = stages[-1].spec.tree if stages else source.element_spec()
         values = jax.tree.map(lambda s: jax.ShapeDtypeStruct((*extra, *s.shape), s.dtype), spec)
         mask = jax.ShapeDtypeStruct(shape, np.bool_) if masked else None
@@ -116,14 +117,14 @@ def _batches(source: Any, stages: tuple[Any, ...], rows: Rows) -> tuple[Any, Any
 
 
 def _alike(source: Any, stages: tuple[Any, ...]) -> tuple[Callable[[], Spec], Callable[[], Any]]:
-    """What elements look like after stages before batching, and what stands in for one."""
+    """The spec of elements after these stages, and an element to use where one was left out."""
     if not stages:
         return lambda: Spec(source.element_spec()), source._filler
     return lambda: stages[-1].spec, lambda: stages[-1].sample(None)
 
 
 def elements_by(source: Any, stages: tuple[Any, ...], rows: Rows) -> ElementBatch:
-    """The elements of rows of one axis, through stages before batching."""
+    """The elements of rows of one axis, after the stages before batching."""
     taken = source._produce(rows)
     for placed in stages:
         taken = placed.on_elements(taken, rows)
@@ -148,8 +149,9 @@ def batch_by(source: Any, stages: tuple[Any, ...], rows: Rows) -> tuple[Any, Any
 def made_batch(
     placed: Any, rows: Rows, mask: Any, make: Callable[[], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
-    """The batch and mask that `make` gives, as arrays of our own; if it raises, what stands in for
-    the batch (with the mask as it was), or zeros without a real element."""
+    """The batch and the mask that `make` returns, as arrays that nobody else writes into. If it
+    raises, what `on_error` gives instead, with the old mask; or zeros and a mask that is all False.
+    """
     here = read_context()
     with here.at(placed._label, rows):
         try:
@@ -166,7 +168,7 @@ def made_batch(
 
 
 def as_promised(made: Any, spec: Spec, who: str, known: str, fix: str = "") -> Any:
-    """What a function made of a batch as arrays of this spec, or an error that names both."""
+    """A function's batch as arrays of this spec, or an error that names both specs."""
     try:
         return as_arrays(made, spec)
     except PipelineError as error:
@@ -180,13 +182,13 @@ def as_promised(made: Any, spec: Spec, who: str, known: str, fix: str = "") -> A
 
 
 def one_row(lanes: tuple[int, ...]) -> Rows:
-    """Rows as a step has them, of element 0, key 0 and epoch 0."""
+    """Rows of a step in which all lanes are element 0, with key 0 and epoch 0."""
     zeros = np.zeros(lanes or (1,), np.uint32)
     return Rows(np.zeros(2, np.uint32), zeros, zeros.astype(np.int64), None)
 
 
 def reshaped(tree: Any, axes: int, shape: tuple[int, ...]) -> Any:
-    """The arrays with these in place of their first axes."""
+    """The arrays with their first `axes` axes replaced by `shape`."""
     return jax.tree.map(lambda x: x.reshape((*shape, *x.shape[axes:])), tree)
 
 

@@ -3,8 +3,8 @@
     outside of jit   rows as NumPy  --fetch-->  values as NumPy  --compiled stages-->  batch
     inside of jit    rows  --pure callback: the same fetch-->  values  --stages-->  batch
 
-`produce` gives elements as Python has them, for the host stages above; `fetch` gives them as
-arrays, at the seam. The program never holds the data, and JAX's caches do not either (`host_data`).
+`_produce` gives Python objects, for the host stages above. `_fetch` gives arrays, between what
+Python runs and what is compiled. Programs and JAX's caches never hold the data (`host_data`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MANY_TRIES = 1000
 
 
 class HostIndexed(IndexedSource[T_co]):
-    """An indexed source that Python reads: by a batched read in NumPy, or element by element."""
+    """An indexed source that Python reads: a batch at once with NumPy, or element by element."""
 
     def _describe(self) -> Traits:
         return self._describe_as(host=True, by_python=True, wide=True)
@@ -42,7 +42,7 @@ class HostIndexed(IndexedSource[T_co]):
         raise TypeError(f"{type(self).__name__} has no batched read")
 
     def _produce(self, rows: Rows) -> ElementBatch:
-        """The elements of these rows (one axis), as Python has them."""
+        """The elements of these rows (one axis), as Python reads them."""
         indices, here, label = rows.index, read_context(), self._label
         with here.at(label, rows):
             try:
@@ -55,7 +55,7 @@ class HostIndexed(IndexedSource[T_co]):
         def read(lane: int) -> Any:
             return jax.tree.map(lambda x: x[0], self._take_host(indices[lane : lane + 1]))
 
-        def one(lane: int) -> Any:  # finds out which element it is
+        def one(lane: int) -> Any:  # finds out which element failed
             return at_element(label, rows, lane, read, lane)
 
         return one_by_one(one, len(indices), failed)
@@ -82,8 +82,11 @@ class HostIndexed(IndexedSource[T_co]):
 
 
 def one_by_one(one: Any, n: int, failed: Exception) -> ElementBatch:
-    """Elements that could not be read together; if each can be read alone, the error is raised,
-    unless the policy is to go on."""
+    """Elements one by one, after reading them together has `failed`.
+
+    If errors are raised: the first element that fails raises its own; if none does, `failed` is
+    raised.
+    """
     if read_context().on_error is raise_it:
         for lane in range(n if n > 1 else 0):
             one(lane)
@@ -92,9 +95,9 @@ def one_by_one(one: Any, n: int, failed: Exception) -> ElementBatch:
 
 
 def first_element(source: Any, wanted: Any = None, otherwise: Any = None) -> Any:
-    """An element, to see what elements look like: the first that can be read.
+    """The first element that can be read, to find the spec of elements.
 
-    With `wanted`, the first of some that it is true of, or `otherwise`.
+    With `wanted`: the first element for which it is true, or `otherwise` if there is none.
     """
     first: Exception | None = None
     tries = _TRIES if wanted is None else _MANY_TRIES

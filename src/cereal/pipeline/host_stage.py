@@ -1,9 +1,9 @@
 """Stages that Python runs, on workers.
 
-before batching   the function sees one element, which may be anything
-after batching    it sees the batch, as NumPy arrays
+before batching   the function gets one element, which may be any Python object
+after batching    it gets the batch, as NumPy arrays
 
-Host stages come first, compiled stages after; between them is the seam.
+Host stages come first, compiled stages after them.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class HostStage(Transform[Any, Any]):
 
     @abstractmethod
     def on_elements(self, taken: ElementBatch, rows: Rows, words: Words) -> ElementBatch:
-        """What it makes of elements; `words` are those of their random keys, if it is random."""
+        """The elements after this stage; a random stage gets the `words` of their random keys."""
 
     def on_batch(self, values: Any, mask: Any, rows: Rows, words: Words, spec: Spec) -> Any:
-        """What it makes of a batch, (values, mask): the same, element by element.
+        """The batch after this stage, (values, mask). By default it works element by element.
 
-        `spec` is that of its result. A mask of None is all True.
+        `spec` is the spec of the result. A mask of None is all True.
         """
         lanes = rows.index.shape
         flat = rows.reshape(-1)
@@ -94,7 +94,7 @@ class HostStage(Transform[Any, Any]):
         return attach(source, HostPlace(stage, Spec(spec), traits.lanes, traits.random_stages))
 
     def on_sample(self, source: Any, rows: Rows, words: Words) -> tuple[Any, Any]:
-        """What it makes of an element, and after batching of a batch, to see how they look."""
+        """What it makes of one element, and of one step (after batching: a batch); for the spec."""
         sample, lanes = source._sample(), source.traits.lanes
         if not lanes:
             element = self.on_elements(ElementBatch(1, one=lambda _: sample), rows, words).element(
@@ -109,13 +109,13 @@ class HostStage(Transform[Any, Any]):
         return made, sample if made is SKIPPED else repeated(made, lanes)
 
     def sample_batch(self, sample: Any, rows: Rows) -> Any:
-        """What a batch looks like after it; `sample` is one before it."""
+        """An example of a batch after this stage; `sample` is an example of one before it."""
         del sample
         return repeated(self.fn.sample, rows.index.shape)
 
 
 def repeated(element: Any, lanes: tuple[int, ...]) -> Any:
-    """A batch of one element."""
+    """A batch in which all elements are this one."""
     spec = Spec(spec_of_element(element))
     check_arrays(spec.tree, "a stage after batching", "return arrays and numbers")
     stacked = [np.broadcast_to(x, (*lanes, *x.shape)) for x in leaves_of(element, spec)]
@@ -123,14 +123,14 @@ def repeated(element: Any, lanes: tuple[int, ...]) -> Any:
 
 
 def in_short(error: BaseException) -> str:
-    """The first line of an error, and what is known about it."""
+    """The first line of an error, and what to do if something wrote into a read-only array."""
     return in_one_line(error) + (READ_ONLY if is_read_only(error) else "")
 
 
 def as_host_function(
     fn: Any, owner: str, second: str, name: str = "fn"
 ) -> tuple[HostFunction, bool]:
-    """Checks that `fn` can run on the host; and whether it takes a second argument of this name."""
+    """`fn` as a host function, and whether it takes a second argument of the name `second`."""
     if not callable(fn):
         raise PipelineError(
             f"{owner}: `{name}` must be callable, got {type(fn).__name__} ({fn!r:.80}); write a "
@@ -142,14 +142,14 @@ def as_host_function(
 
 
 def _with(stage: Any, function: HostFunction) -> Any:
-    """The stage, with the function as one source sees it."""
+    """The stage with this function, which holds the sample for one source."""
     return stage if stage.fn is function else set_copy(stage, fn=function)
 
 
 def below_host_stage(source: Any, label: str) -> Any:
-    """The source as a host stage reads it, if one may follow: all before it is run by Python.
+    """The source as a host stage reads it, or an error if no host stage may follow it.
 
-    Data on a device comes to the host, and is no leaf of the pytree any more.
+    Data on a device is copied to the host, and is not a leaf of the pytree any more.
     """
     _check_before(source, label)
     return jax.tree.map(

@@ -4,8 +4,8 @@
     _route   _fetch: one loop        _read: one loop
              over them (`host_loop`) over them
 
-The list is what is drawn, what names a cache, what the state's fingerprint counts, what workers are
-given. Sources that combine others have pipelines of their own below them.
+Drawings, names of caches, fingerprints of states and workers all use this list. A source that
+combines others has their pipelines below it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ T_co = TypeVar("T_co", covariant=True)
 
 @pytree_dataclass
 class Pipeline(Positional[T_co]):
-    """Batches: a source, and stages among which it is batched."""
+    """A pipeline of batches: a source and stages, one of which makes batches."""
 
     source: Any  # an indexed source
     stages: tuple[Placed, ...]
-    service: Any = None  # of a loader: who reads what Python makes of it
-    skips: bool = static_field(default=False)  # whether they leave out what fails
+    service: Any = None  # what reads the host part for a loader; None without a loader
+    skips: bool = static_field(default=False)  # whether it leaves out elements that fail
 
     def element_spec(self) -> Any:
         return self._spec.tree
@@ -79,7 +79,7 @@ class Pipeline(Positional[T_co]):
 
     @cached_property
     def _host_stages(self) -> tuple[Placed, ...]:
-        """The stages that Python runs, and the batchings among them."""
+        """The stages that Python runs: up to the last host stage, with batchings before it."""
         numbers = [number for number, placed in enumerate(self.stages) if placed.on_host]
         return self.stages[: numbers[-1] + 1] if numbers else ()
 
@@ -97,7 +97,7 @@ class Pipeline(Positional[T_co]):
         return self.service.fetch_now(self, rows, in_program=False)
 
     def _fetch_here(self, rows: Rows) -> Rows:
-        """The same in the way that this thread reads: a loader's workers have set it."""
+        """`_fetch` in this thread, with its own read context, which a worker has set."""
         if not self._host_stages:
             return self.source._fetch(rows)
         return fetch_by(self.source, self._host_stages, rows, self.traits.masks_on_host)
@@ -114,7 +114,7 @@ class Pipeline(Positional[T_co]):
         return values, mask
 
     def _produce(self, rows: Rows) -> Any:
-        """The values and mask of the rows of one batch, if Python runs all stages."""
+        """The values and the mask of one batch, if Python runs all stages."""
         return batch_by(self.source, self.stages, rows)
 
     def _sample(self) -> Any:
@@ -130,7 +130,7 @@ class Pipeline(Positional[T_co]):
 
 @pytree_dataclass
 class IndexedPipeline(Pipeline[T_co], IndexedSource[T_co]):
-    """Elements: a source with stages, none of which batches. It is an indexed source itself."""
+    """A pipeline of elements: no stage makes batches. It is itself an indexed source."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -158,7 +158,7 @@ def attach(source: Positional[Any], placed: Placed) -> Any:
     """The pipeline with one more stage."""
     root, stages = parts_of(source)
     made = make_pipeline(root, (*stages, placed))
-    _ = made.traits  # made now, so that what is wrong with them is said here
+    _ = made.traits  # computed now, so that its errors are raised here
     return made
 
 
@@ -175,7 +175,7 @@ def root_of(source: Source[Any]) -> Source[Any]:
 
 
 def make_pipeline(root: Any, stages: tuple[Placed, ...]) -> Any:
-    """A pipeline of these stages: of elements, if none of them batches."""
+    """A pipeline of these stages; an `IndexedPipeline` if none of them makes batches."""
     if not stages:
         return root
     batched = any(isinstance(placed, Batching) for placed in stages)
@@ -188,14 +188,14 @@ def before_last(source: Any) -> Any:
 
 
 def elements_of(source: Positional[Any]) -> Any:
-    """The pipeline before it is batched."""
+    """The part of the pipeline before its first batching."""
     root, stages = parts_of(source)
     batched = [isinstance(placed, Batching) for placed in stages]
     return make_pipeline(root, stages[: batched.index(True)]) if any(batched) else source
 
 
 def run_by(source: Positional[Any], service: Any, skips: bool = False) -> Any:
-    """The pipeline as a loader runs it, whose service read what Python makes."""
+    """The pipeline as a loader runs it: the loader's `service` reads its host part."""
     if isinstance(source, Pipeline):
         return set_copy(source, service=service, skips=skips)
     return IndexedPipeline(source, (), service, skips)
@@ -209,7 +209,7 @@ def as_built(source: Any) -> Any:
 
 
 def _read_rows(source: Any, rows: Rows) -> tuple[Any, Any]:
-    """What an indexed source, which reads rows of one axis, gives for rows of any axes."""
+    """Reads rows of any number of axes from an indexed source, which itself reads one axis."""
     if rows.index.ndim <= 1:
         return source._read(rows)
 

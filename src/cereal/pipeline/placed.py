@@ -1,11 +1,11 @@
-"""Stages in their places: what the list of a pipeline is made of.
+"""Stages at their places: the list of a pipeline has these.
 
     CompiledStage   changes values and masks, in programs          read(values, mask, rows)
     HostPlace       does so in Python, on workers                  (in `host_loop`)
     Batching        elements become batches: rows get one more axis
 
-Each knows what a step is where it stands (`lanes`), how many random stages came before it, and what
-comes out of it.
+Each knows the shape of a step at its place (`lanes`), how many random stages are before it, and the
+spec of its result.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .traits import Traits
 
 
 class Placed:
-    """A stage in its place."""
+    """A stage at its place in a pipeline."""
 
     on_host: ClassVar[bool] = False  # whether Python runs it
 
     stage: Any
-    spec: Spec  # of what comes out of it
-    lanes: tuple[int, ...]  # of what it is given: () is one element
-    number: int  # random stages before it
+    spec: Spec  # of its result
+    lanes: tuple[int, ...]  # of its input: () is one element
+    number: int  # how many random stages are before it
 
     @property
     def _label(self) -> str:
@@ -42,7 +42,7 @@ class Placed:
 
     @property
     def lanes_after(self) -> tuple[int, ...]:
-        """The lanes of what comes out of it."""
+        """The lanes of its result."""
         return self.lanes
 
     def over(self, traits: Traits) -> Traits:
@@ -50,7 +50,7 @@ class Placed:
         raise TypeError(f"{type(self).__name__} is no stage")
 
     def sample(self, before: Any) -> Any:
-        """What a step looks like after it, where Python can make it, from the pipeline `before`."""
+        """An example of a step after it, made by Python; `before` is the pipeline before it."""
         raise TypeError(f"{self._label} is compiled")
 
     def read(self, values: Any, mask: Any, rows: Rows) -> tuple[Any, Any]:
@@ -63,7 +63,7 @@ class Placed:
 class CompiledStage(Placed):
     """A stage that compiled programs run: over one element, or over a batch.
 
-    Values may have more leading axes than it asks for: it is mapped over these.
+    Values may have more leading axes than `lanes`: the stage is mapped over these.
     """
 
     stage: Any
@@ -109,9 +109,9 @@ class Batching(Placed):
     def collect(
         self, taken: Any, rows: Rows, spec: Callable[[], Spec], filler: Callable[[], Any]
     ) -> tuple[Any, Any]:
-        """The batch and the mask (None: all real) of elements, as Python has them.
+        """The batch and the mask (None: all real) that Python makes of elements.
 
-        `spec` is that of an element, and `filler` stands where one was left out.
+        `spec` returns the spec of an element; `filler` returns one to use where one was left out.
         """
         if not taken.is_stacked or taken.keep is not None:
             taken = taken.stack(spec(), self._label, rows, filler)

@@ -1,9 +1,9 @@
-"""Sources whose every batch is a function of (key, position).
+"""Sources in which every batch is a function of (key, position).
 
-`IndexedSource` is for users to implement; `Positional` is what lies between it and a `Source`: an
-indexed source with stages around it.
+Users subclass `IndexedSource`. `Positional` is its base class: it is also the base of an indexed
+source with stages around it.
 
-What is asked of one, in the order of a batch's way:
+A batch is made by these methods, in this order:
 
     _route(rows)     which rows of which data: arithmetic, in NumPy or JAX, for many steps at once
     _fetch(rows)     what Python reads of them, outside of programs
@@ -36,7 +36,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Positional(Source[T_co]):
-    """A source whose every step is a pure function of (key, position)."""
+    """A source in which every step is a pure function of (key, position)."""
 
     @cached_property
     @abstractmethod
@@ -44,9 +44,9 @@ class Positional(Source[T_co]):
         """In which order the data is visited."""
 
     def _route(self, rows: Rows) -> Rows:
-        """The rows with what is below them, found by arithmetic ahead of reading.
+        """The rows with all that the sources below need; computed by arithmetic, before reading.
 
-        For rows of any number of axes, in NumPy or JAX; `_read` does it if nobody did.
+        For rows of any number of axes, in NumPy or JAX. `_read` calls it if nobody did before.
         """
         return rows
 
@@ -78,18 +78,18 @@ class Positional(Source[T_co]):
 
     @property
     def _service_number(self) -> int | None:
-        """The number of who reads ahead for callbacks of programs."""
+        """The number (`HostData`) of the service that answers callbacks of programs; or None."""
         return None
 
     @cached_property
     def _plan(self) -> Plan:
-        """How this pipeline walks its data."""
+        """Which elements each step of this pipeline reads."""
         traits = self.traits
         return Plan(self._order, traits.length, traits.lanes, traits.remainder)
 
     @cached_property
     def _fingerprint(self) -> Fingerprint:
-        """What a state of this pipeline must agree with."""
+        """What must be the same in a state of this pipeline."""
         traits = self.traits
         length = MAX_TRACED if traits.length == MAX_HOST else traits.length  # as 0.1.0 wrote it
         order = ("{} of {}", traits.order, traits.path) if traits.path else traits.order
@@ -97,7 +97,7 @@ class Positional(Source[T_co]):
 
     @property
     def steps_per_epoch(self) -> int:  # type: ignore[override]
-        """Steps in an epoch that starts at its beginning."""
+        """The number of steps in an epoch that starts at its beginning."""
         return self._plan.steps
 
     def init_state(self, key: Any) -> PipelineState:
@@ -119,7 +119,7 @@ class Positional(Source[T_co]):
         return step_ending(self, state, None)
 
     def _step_many(self, state: PipelineState, n: int) -> tuple[T_co, Mask, PipelineState]:
-        """Rows of n steps, read at once where there are no batches among them."""
+        """n steps; read at once if a step is one element, otherwise one after another."""
         traits = self.traits
         if traits.lanes or traits.host or traits.callbacks:
             return many_steps(self, state, n)
@@ -131,7 +131,7 @@ class Positional(Source[T_co]):
 def step_ending(
     source: Positional[T_co], state: PipelineState, remainder: Remainder | None
 ) -> tuple[T_co, Mask, PipelineState]:
-    """A step as it is traced; `remainder` is a rule for the end of an epoch other than its own."""
+    """One step, as it is traced; `remainder` replaces the pipeline's rule for an epoch's end."""
     rows, words = source._plan.ending(remainder).rows_for(state.words, 1)
     rows = source._route(rows)[0]
     if source.traits.host:
@@ -144,10 +144,10 @@ def step_ending(
 
 
 class IndexedSource(Positional[T_co]):
-    """Data with a length and a batched read by index. All else is provided.
+    """Data with a length and a batched read by index. A subclass needs only these methods.
 
-    `take` gets a whole batch of indices, since one vectorised read of 128 rows costs what one
-    row costs in a Python loop. An `ordering` field makes the source shuffle.
+    `take` gets the indices of a whole batch, because one vectorised read of 128 rows costs as much
+    as one row in a Python loop. A source with a field `ordering` can shuffle.
 
     >>> import cereal, jax, jax.numpy as jnp
     >>> @cereal.pytree_dataclass
@@ -170,7 +170,7 @@ class IndexedSource(Positional[T_co]):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
 
     @abstractmethod
     def take(self, indices: jax.Array) -> T_co:
@@ -184,9 +184,9 @@ class IndexedSource(Positional[T_co]):
         return self._describe_as()
 
     def _describe_as(self, *, wide: bool = False, **known: Any) -> Traits:
-        """The traits of an indexed source: those that it names, and what follows from its order.
+        """The traits of an indexed source: those that are passed, and those that its order gives.
 
-        `wide`: it reads positions of more than 31 bits, which NumPy computes.
+        `wide`: it can read positions of more than 31 bits, which NumPy computes.
         """
         order = self._order
         random = order.random or known.get("keyed", False) or known.get("varies", False)
@@ -195,7 +195,7 @@ class IndexedSource(Positional[T_co]):
 
     @property
     def _roots(self) -> frozenset[int]:
-        """Identities of the data that it reads: two sources that share one may share elements."""
+        """The `id`s of the data that it reads. Two sources with a common one may share elements."""
         return frozenset([id(self), *(id(leaf) for leaf in jax.tree.leaves(self))])
 
     @property
@@ -208,15 +208,15 @@ class IndexedSource(Positional[T_co]):
         return self
 
     def _produce(self, rows: Rows) -> Any:
-        """The elements of routed rows (in NumPy, one axis) as Python has them, a `ElementBatch`."""
+        """The elements of routed rows (in NumPy, one axis), as an `ElementBatch`."""
         raise TypeError(f"{self._label} is read by compiled code")
 
     def _sample(self) -> Any:
-        """One element, as Python has it."""
+        """One element, as Python reads it; an example for the stages above."""
         raise TypeError(f"{self._label} is read by compiled code")
 
     def _filler(self) -> Any:
-        """What stands in a batch where an element was left out: always the same, valid input."""
+        """The element to use where one was left out of a batch. Always the same, valid input."""
         return self._sample()
 
     def _read(self, rows: Rows) -> tuple[T_co, Any]:
@@ -228,7 +228,7 @@ class IndexedSource(Positional[T_co]):
 
 
 def _length(source: IndexedSource[Any], order: Order, wide: bool) -> int:
-    """Elements in an epoch, if there are some and not too many."""
+    """The number of elements in an epoch, or an error if there are none or too many."""
     n, owner = len(source), type(source).__name__
     if n < 1:
         raise PipelineError(f"{owner}: it is empty, its `len` is {n}.")
@@ -244,7 +244,7 @@ def _length(source: IndexedSource[Any], order: Order, wide: bool) -> int:
     length = order.length(n)
     if length > most:
         raise PipelineError(
-            f"{owner}: an epoch of {length} elements, as its order {order.name} has it, is more "
+            f"{owner}: its order {order.name} has {length} elements in an epoch, which is more "
             f"than compiled code can count ({MAX_TRACED})."
         )
     return length

@@ -1,7 +1,7 @@
-"""What a source is: anything that gives elements one after another and carries a state.
+"""What a source is: anything that gives elements one after another, from a state.
 
-    Source           a stream: `next` and a state of its own
-    └── Positional   a batch is a function of (key, position): state is twenty bytes
+    Source           a stream: `next`, and a state of any kind
+    └── Positional   a batch is a function of (key, position); the state is twenty bytes
         └── IndexedSource   it has a length and a batched read by index
 
 The other two are in `positional`.
@@ -25,11 +25,11 @@ from .traits import Traits
 
 T_co = TypeVar("T_co", covariant=True)
 Mask = jax.Array
-_FIELDS = {"ordering"}  # what a source may have as a field, though a base class names it
+_FIELDS = {"ordering"}  # fields that a source may have, although a base class has the name
 
 
 class Source(ABC, Generic[T_co]):
-    """Gives elements one after another: a stream with a state that it carries.
+    """Gives elements one after another: `next` takes a state and returns the next one.
 
         init_state(key) -> state --next--> element, mask, state --next--> ...
 
@@ -54,21 +54,21 @@ class Source(ABC, Generic[T_co]):
     """
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
-        """Says where options of other libraries went, which `__init__` would only not know."""
+        """Raises an error for options of other libraries, which says what to write here."""
         if options:
             refuse_elsewhere(cls, options)
         return super().__new__(cls)
 
     @classmethod
     def _check_fields(cls, fields: tuple[str, ...]) -> None:
-        """Refuses fields that have the name of something that every source has."""
+        """Refuses fields whose name is already a method or attribute of all sources."""
         for base in cls.__mro__[1:]:
             own = {field.name for field in dataclasses.fields(base)} if _has_fields(base) else ()
             for name in set(fields) - _FIELDS if base.__module__.startswith("cereal") else ():
                 if name in vars(base) and name not in own:
                     raise PipelineError(
-                        f"{cls.__name__}: a field cannot be called `{name}`, which is something "
-                        f"that every {base.__name__} has; give the field another name."
+                        f"{cls.__name__}: a field cannot be called `{name}`, because every "
+                        f"{base.__name__} has an attribute `{name}`; give the field another name."
                     )
 
     steps_per_epoch: int
@@ -89,7 +89,8 @@ class Source(ABC, Generic[T_co]):
     def next_many(self, state: Any, n: int) -> tuple[T_co, Mask, Any]:
         """The next n elements, stacked, their masks, and the state after them.
 
-        A scan of `next`. Override it where n elements can be had at once: batches are made by it.
+        By default a scan of `next`. Batches are made by this method: override it if the source can
+        make n elements at once.
         """
         return many_steps(self, state, n)
 
@@ -98,7 +99,7 @@ class Source(ABC, Generic[T_co]):
 
     @cached_property
     def traits(self) -> Traits:
-        """What this source is, as data; found out once."""
+        """The properties of this source, computed once."""
         return self._describe()
 
     def __repr__(self) -> str:
@@ -107,25 +108,25 @@ class Source(ABC, Generic[T_co]):
     # What the library's own sources override
 
     def _describe(self) -> Traits:
-        return Traits(random=None)  # of a user's own stream nobody knows
+        return Traits(random=None)  # not known for a user's own stream
 
     @property
     def _label(self) -> str:
-        """How drawings and error messages call this source."""
+        """The name of this source in drawings and error messages."""
         return type(self).__name__
 
     @cached_property
     def _spec(self) -> Spec:
-        """What a step gives; the same object for as long as the source lives."""
+        """The spec of a step; the same object as long as the source lives."""
         return Spec(self.element_spec())
 
     @property
     def _upstream(self) -> Source[Any] | None:
-        """The source that this one reads, where a drawing is to show that too."""
+        """The source that this one reads, if a drawing should show it too."""
         return None
 
     def _step(self, state: Any) -> tuple[T_co, Mask, Any]:
-        """`next` as it is traced; library sources compile and place in `next`."""
+        """`next` as it is traced. (In cereal's own sources, `next` compiles and places this.)"""
         return self.next(state)
 
     def _step_many(self, state: Any, n: int) -> tuple[T_co, Mask, Any]:
@@ -134,7 +135,7 @@ class Source(ABC, Generic[T_co]):
 
 
 def check_source(source: Any, label: str) -> None:
-    """Refuses what is no source, where a transform of this `label` is called with it."""
+    """Raises an error if the transform `label` was called with something that is not a source."""
     if not isinstance(source, Source):
         raise PipelineError(
             f"{label} must be called with a source, got {type(source).__name__}; write "

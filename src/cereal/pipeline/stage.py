@@ -1,6 +1,6 @@
-"""Stages: transforms of one step's values, and the contract of all transforms.
+"""Stages: transforms of one step's values, and the interface of all transforms.
 
-A stage says what it does to one step's values; where it stands decides what a step is.
+A step is one element before the BatchTransform, and a batch after it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ B = TypeVar("B")
 class Transform(ABC, Generic[A, B]):
     """Anything that makes a source from a source: `Transform(...)(source)`, or in a list.
 
-    Any callable from Source to Source is a stage too; this is the base of those that come with
-    cereal.
+    Any function from Source to Source can be a stage too. This is the base class of cereal's own.
 
     >>> import cereal
     >>> def every_pixel_twice(source):
@@ -38,7 +37,7 @@ class Transform(ABC, Generic[A, B]):
     """
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
-        """Says where options of other libraries went, which `__init__` would only not know."""
+        """Raises an error for options of other libraries, which says what to write here."""
         if options:
             refuse_elsewhere(cls, options)
         return super().__new__(cls)
@@ -49,7 +48,7 @@ class Transform(ABC, Generic[A, B]):
 
     @property
     def _label(self) -> str:
-        """How drawings and error messages call this transform."""
+        """The name of this transform in drawings and error messages."""
         return type(self).__name__
 
     def __repr__(self) -> str:
@@ -63,13 +62,14 @@ class Stage(Transform[A, B]):
 
     @abstractmethod
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
-        """New values and mask. Arrays have `lanes` as leading axes: none for an element.
+        """The new values and mask. `lanes` are the first axes of all arrays: () for one element.
 
-        `keys` has one key per lane for a random stage and is None for others.
+        `keys` has one key per lane if the stage is random; otherwise it is None.
         """
 
     def mask_shape(self, before: tuple[int, ...], spec: Spec) -> tuple[int, ...]:
-        """The shape of masks after it, from that before it; `spec` is that of its result."""
+        """The shape of masks after the stage; `before` is the shape before it. `spec` is the spec
+        of its result."""
         del spec
         return before
 

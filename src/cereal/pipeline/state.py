@@ -1,4 +1,4 @@
-"""Where a pipeline is: a key and a position, twenty bytes."""
+"""The state of a pipeline: a key and a position, in twenty bytes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from ..order.threefry import threefry
 
 
 class Fingerprint(NamedTuple):
-    """What must not change between making a state and using it. The batch size may.
+    """What must be the same in the pipeline that makes a state and in the one that uses it.
 
-    A tuple, since it is hashed at every dispatch and a tuple does that in C.
+    (The batch size may change.) It is a tuple because JAX hashes it at every call, and Python
+    hashes tuples in C.
     """
 
     length: int
-    ordering: Identity  # a word, in states that version 0.1.0 wrote
+    ordering: Identity  # a string, in states that version 0.1.0 wrote
     random_stages: int
 
 
@@ -35,13 +36,13 @@ sys.modules.setdefault("cereal.core.state", sys.modules[__name__])
 
 @pytree_dataclass
 class PipelineState:
-    """A key, an epoch and an offset in elements: all that a pipeline needs to go on.
+    """A key, an epoch and an offset in elements: all that a pipeline needs to continue.
 
         words   [ key 0 | key 1 | epoch | offset, high word | offset, low word ]
 
-    One array of five words, so that it costs one argument of a compiled function; `key`,
-    `epoch` and `offset` read it. The offset counts elements, not batches: the batch size may
-    change at every step and nothing is lost or repeated.
+    It is one array of five words, so it is one argument of a compiled function. `key`, `epoch` and
+    `offset` read from it. The offset counts elements, not batches: if the batch size changes, no
+    element is lost or repeated.
 
     >>> import cereal
     >>> cereal.DataLoader(cereal.RangeSource(10)).init_state(7)
@@ -52,7 +53,7 @@ class PipelineState:
 
     words: jax.Array
     fingerprint: Fingerprint = static_field()
-    bookmark: Any = None  # of sources that only iterate: where to go on, quickly
+    bookmark: Any = None  # for sources that only iterate: how to continue without reading again
 
     def replaced(self, words: Any) -> PipelineState:
         """The same at another position."""
@@ -65,14 +66,14 @@ class PipelineState:
 
     @property
     def epoch(self) -> jax.Array:
-        """The pass over the data that the next element belongs to."""
+        """The number of the pass over the data; the next element belongs to it."""
         return _part(self.words, 2)
 
     @property
     def offset(self) -> jax.Array | np.ndarray:
-        """How many elements of the epoch were handed out.
+        """How many elements of the epoch have been given out.
 
-        Where that is more than 32 bits hold (never inside of a program), NumPy's uint64.
+        A NumPy uint64 if the number does not fit 32 bits (never inside of a program).
         """
         low = _part(self.words, 4)
         if self.fingerprint.length < 2**31 - 1 or is_traced(self.words):
@@ -91,7 +92,7 @@ class PipelineState:
 
 
 def _part(words: Any, begin: int, end: int | None = None) -> Any:
-    """Some of the words, or one of them, by slices that need no index on the device."""
+    """Some of the words, or one of them; by slices, which send no index to the device."""
     if not isinstance(words, jax.Array):
         return words[..., begin] if end is None else words[..., begin:end]
     if end is None:
@@ -117,7 +118,7 @@ _WRITE = "pass `jax.random.key(0)`, `jax.random.PRNGKey(0)` or an integer"
 
 
 def key_words(key: Any) -> Any:
-    """The two words of a key: typed, legacy, or an integer seed. A NumPy array if it can be."""
+    """The two words of a key: typed, legacy, or an integer seed. In NumPy, unless it is traced."""
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         seed = int(key) & 0xFFFF_FFFF_FFFF_FFFF
         return np.array([seed >> 32, seed & 0xFFFF_FFFF], np.uint32)
@@ -155,7 +156,7 @@ def start_state(key: Any, fingerprint: Fingerprint, bookmark: Any = None) -> Pip
 
 
 def refuse_key(state: Any) -> None:
-    """Who passes a key, or a seed, where a state belongs wants the state at its beginning."""
+    """If the user passed a key or a seed instead of a state, says how to make a state from it."""
     typed = isinstance(state, jax.Array) and jnp.issubdtype(state.dtype, jax.dtypes.prng_key)
     key = typed or (getattr(state, "shape", None) == (2,) and state.dtype == _DTYPE)
     if not key and not isinstance(state, int | np.integer):
@@ -165,7 +166,7 @@ def refuse_key(state: Any) -> None:
 
 
 def check_state(state: Any, fingerprint: Fingerprint) -> None:
-    """Refuses states of other pipelines, naming what differs."""
+    """Refuses states of other pipelines; the error names what differs."""
     if not isinstance(state, PipelineState):
         refuse_key(state)
         raise StateError(
@@ -202,7 +203,7 @@ def _refuse_words(words: Any) -> NoReturn:
 
 
 def check_within(offset: int, length: int) -> None:
-    """Refuses positions behind the end of an epoch, at which no step ends."""
+    """Refuses positions after the end of an epoch: no step ends there."""
     if offset >= length:
         raise StateError(
             f"the state is at element {offset} of an epoch that has {length}: no step ends there. "

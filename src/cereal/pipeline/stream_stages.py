@@ -1,7 +1,7 @@
-"""Stages over streams: sources around a source that carries a state of its own.
+"""Stages over streams: each stage is a source around another source.
 
-These are a tower of sources and not a list: each calls the one below as often as it needs (batching
-many times, un-batching sometimes not at all), and each may wrap its state in one of its own.
+Streams have no list of stages. Each source calls the one below as often as it needs: batching many
+times, un-batching sometimes not at all. Each may put the state of the one below into its own state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class CompiledStream(Source[T_co]):
-    """A stream that says what a step is as it is traced, and is compiled in `next`."""
+    """A stream that defines `_step`; `next` compiles it."""
 
     @abstractmethod
     def _step(self, state: Any) -> tuple[T_co, Mask, Any]: ...
@@ -44,7 +44,7 @@ class CompiledStream(Source[T_co]):
 
 
 class StreamWrapper(CompiledStream[T_co]):
-    """A stream around the stream `source`, whose elements are as `spec` says."""
+    """A stream around the stream `source`. `spec` is the spec of its own elements."""
 
     source: Any
     spec: Spec
@@ -82,7 +82,7 @@ class StreamState:
 
 @pytree_dataclass
 class StreamStage(StreamWrapper[T_co]):
-    """A stage over a source that carries a state of its own."""
+    """A stage over a stream."""
 
     source: Any
     stage: Any
@@ -130,7 +130,7 @@ class StreamStage(StreamWrapper[T_co]):
         return state.source if self.stage.traits.random else state
 
     def _drawn(self, state: Any, inner: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
-        """A key per lane if the stage is random, and the state after all."""
+        """A key per lane (None if the stage is not random), and the state after the step."""
         if not self.stage.traits.random:
             return None, inner
         keys, count = _draw(state, lanes)

@@ -1,9 +1,9 @@
-"""What a pipeline is, as data: one frozen value, made once, when it is built.
+"""The properties of a pipeline, as one frozen value that is made when the pipeline is built.
 
     source.traits  --over a stage-->  traits  --over a stage-->  traits of the whole pipeline
     Traits.merge([a.traits, b.traits])        of a source that is made of others
 
-To add a trait: one line here, with its default; the place that sets it, and the place that asks.
+To add a trait: write one line here, with its default; set it in one place, and read it in another.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class StageTraits:
 
     random: bool = False  # it draws random numbers for every element
     changes_mask: bool = False
-    light: bool = False  # it is quick to compile: a program may hold it many times
-    hands_through: bool = False  # it leaves values and mask as they are
+    light: bool = False  # it is quick to compile: a program may contain it many times
+    hands_through: bool = False  # it does not change values and mask
     callbacks: tuple[Any, ...] = ()  # Python functions that it runs once per batch, in order
     placement: Any = None  # the device or sharding that batches go to from here on
 
@@ -37,39 +37,39 @@ class Traits:
     lanes: tuple[int, ...] = ()  # its leading axes: () for one element, (128,) for a batch
     mask_shape: tuple[int, ...] = ()  # `lanes`, unless a stage masks something finer
     callbacks: tuple[Any, ...] = ()  # Python functions that it runs exactly once, in order
-    light: bool = False  # it is quick to compile, so that a program may hold many of them
+    light: bool = False  # it is quick to compile: a program may contain many steps
     placement: Any = None  # the device or sharding that batches go to; None: where they are
-    masks: bool = False  # a stage changes masks, so that they cannot be told from positions
+    masks: bool = False  # a stage changes masks, so the position alone does not give the mask
 
-    # The way through the data
+    # The order of the data
     length: int = 0  # elements in an epoch
-    unknown_length: bool = False  # an epoch ends when an iterator ends, and nobody knows when
+    unknown_length: bool = False  # an epoch ends when an iterator ends; its length is not known
     remainder: Remainder = "wrap"  # what happens at the end of an epoch
     order: Identity = ()  # in which order the data is visited
-    path: Identity = ()  # which elements of which data that are, where sources are combined
+    path: Identity = ()  # for combined sources: which elements of which data these are
 
     # Randomness
-    random_stages: int = 0  # so many; it is the number of the next one
+    random_stages: int = 0  # how many there are; this is also the number of the next one
     random: bool | None = False  # a step depends on the key, or epochs differ; None: not known
     keyed: bool = False  # the element at an index depends on the key
-    varies: bool = False  # the data itself gives other elements in another epoch
+    varies: bool = False  # the data itself has other elements in another epoch
     fixed: bool = True  # an index stands for the same element in every epoch
     once: bool = True  # no two indices stand for one element of the data
-    overlap: int = 0  # if elements share data: the stride from which on they would not
+    overlap: int = 0  # if elements share data: the smallest stride at which they would not
 
     # What Python reads
     host: bool = False  # Python reads data below, outside of compiled programs
-    by_python: bool = False  # Python can make what a step gives, so that host stages may follow
-    masks_on_host: bool = False  # elements may be left out by what Python does
-    quick: bool = True  # Python reads in so little time that a worker would not pay
-    ahead: int = 0  # so many elements are to be read ahead; 0: the source does not say
+    by_python: bool = False  # Python can make a whole step, so host stages may follow
+    masks_on_host: bool = False  # the part that Python runs may leave elements out
+    quick: bool = True  # Python reads so quickly that a worker would not help
+    ahead: int = 0  # how many elements to read ahead; 0: the source does not say
 
     def but(self, **changed: Any) -> Traits:
         """The same with some of them changed."""
         return dataclasses.replace(self, **changed)
 
     def over(self, stage: StageTraits) -> Traits:
-        """Those of the same pipeline with a compiled stage around it."""
+        """The traits after a compiled stage."""
         return self.but(
             callbacks=self.callbacks + stage.callbacks,
             light=self.light and stage.light,
@@ -82,7 +82,7 @@ class Traits:
         )
 
     def over_host(self, stage: StageTraits) -> Traits:
-        """Those of the same pipeline with a stage around it that Python runs."""
+        """The traits after a stage that Python runs."""
         return self.over(stage).but(
             light=self.light,
             host=True,
@@ -92,13 +92,13 @@ class Traits:
         )
 
     def batched(self, size: int, remainder: Remainder) -> Traits:
-        """Those of batches of what a step gives."""
+        """The traits after batching `size` steps."""
         lanes, mask_shape = (size, *self.lanes), (size, *self.mask_shape)
         return self.but(lanes=lanes, mask_shape=mask_shape, remainder=remainder)
 
     @staticmethod
     def merge(parts: Sequence[Traits]) -> dict[str, Any]:
-        """What a source that is made of others has from them."""
+        """The traits that a combined source has from its parts."""
         return {
             "light": all(part.light for part in parts),
             "placement": _one_place(parts),

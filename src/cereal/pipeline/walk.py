@@ -17,13 +17,13 @@ Key = tuple[int, int]  # the two words of a random key
 class Walk:
     """The positions of an iteration's steps.
 
-    An iterator replaces it as a whole when its state is set: who looks from another thread sees one
-    walk or the other.
+    When the user sets an iterator's state, the iterator gets a new walk. So another thread sees the
+    old walk or the new one, and never a mixture.
     """
 
-    handed: int = 0  # batches that the user has
-    total: int | None = None  # batches to hand out; None: no end, or one that is not known
-    epochs: int | None = None  # epochs to go, where nobody knows how long they are
+    handed: int = 0  # batches that the user has got
+    total: int | None = None  # batches in all; None: no end, or the end is not known
+    epochs: int | None = None  # epochs that are left, if their length is not known
 
     def __init__(self, plan: Plan, key: Key, epoch: int, offset: int) -> None:
         self._arithmetic = plan.arithmetic
@@ -31,7 +31,7 @@ class Walk:
 
     @classmethod
     def starting(cls, plan: Plan, words: Any) -> Self:
-        """From where the words of a state are."""
+        """A walk from the position of a state's words."""
         key0, key1, epoch, high, low = to_host(words).tolist()
         return cls(plan, (key0, key1), epoch, (high << 32) | low)
 
@@ -49,13 +49,13 @@ class Walk:
         return make_words(self.key, *self.at(step))
 
     def to_the_end(self, epochs: int) -> int:
-        """Steps to the end of its epoch, and of `epochs - 1` more."""
+        """Steps to the end of its epoch, plus those of `epochs - 1` more epochs."""
         return steps_left(self.offset, epochs, **self._arithmetic)
 
     @property
     def from_the_beginning(self) -> bool:
         """Whether it starts with the first batch of an epoch.
 
-        Where batches wrap, an epoch's first batch begins a few elements behind its beginning.
+        If batches wrap around, an epoch's first whole batch begins a few elements after its start.
         """
         return self.offset < self._arithmetic["batch"]

@@ -21,7 +21,7 @@ from .route import Move, Route, RouteTraits, Run, Span, Spans, apart, disjoint, 
 
 
 class Known:
-    """A table of whole numbers that is static: hashed once, since JAX asks at every dispatch."""
+    """A table of whole numbers as a static field. It is hashed once: JAX asks at every call."""
 
     __slots__ = ("_bytes", "_hash", "table")
 
@@ -43,17 +43,17 @@ class Known:
 
 @pytree_dataclass
 class Branches:
-    """The routes of several parts: runs are looked up in a table, others evaluated one by one."""
+    """The routes of several parts. Runs are read from one table, other routes one by one."""
 
     runs: Any  # [parts, 3]: start, step, length
     others: tuple[Route, ...]
     numbers: tuple[int, ...] = static_field()  # of the others
     straight: bool = static_field()  # all steps are 1
-    known: Known = static_field()  # the runs, also while they are traced
+    known: Known = static_field()  # the same runs, with values that are known under a trace too
     apart: bool = static_field(default=True)  # no element is in two of the parts
 
     def locate(self, part: Any, rows: Rows) -> Rows:
-        """The rows of the store, for an index in a part, per lane."""
+        """The rows of the store; each lane has a part, and an index in that part."""
         xp = np if isinstance(rows.index, np.ndarray) else jnp
         if not self.apart and rows.draw is None:
             rows = rows.again(part, self.runs.shape[0])
@@ -94,7 +94,7 @@ class Branches:
 
 
 def part_salt(salt: int, number: int) -> int:
-    """The salt of part `number` of a source: another one for every place in a tree of sources."""
+    """The salt of part `number` of a source. Every place in a tree of sources has another one."""
     return zlib.crc32(f"{salt} {number}".encode())
 
 
@@ -110,7 +110,7 @@ def make_branches(routes: Sequence[Route]) -> Branches:
 
 
 class _OverBranches(Route):
-    """A route through several parts, and what it has from them."""
+    """A route through several parts. Its traits and its reach are those of the parts."""
 
     branches: Branches
     identity: Identity  # type: ignore[assignment,override]
@@ -151,9 +151,10 @@ class Joined(_OverBranches):
 
 
 def join(routes: Sequence[Route], borders: Sequence[int] = ()) -> Route:
-    """One route after another; a single run where they lie so in the store.
+    """One route after another; a single run if they follow each other in the store.
 
-    `borders` are the rows where another source begins: in another store it may begin elsewhere.
+    `borders` are the rows at which another source begins. Routes are not joined to one run across a
+    border, because in another store that source may begin elsewhere.
     """
     runs = [route for route in routes if isinstance(route, Run) and route.step == 1]
     follows = [
@@ -173,7 +174,7 @@ def join(routes: Sequence[Route], borders: Sequence[int] = ()) -> Route:
 
 @pytree_dataclass
 class Mixed(_OverBranches):
-    """Parts in turn, each through epochs of its own."""
+    """Parts in turn; each goes through its own epochs."""
 
     mixing: Mixing
     branches: Branches
@@ -208,7 +209,7 @@ class Mixed(_OverBranches):
 
 
 def _select(xp: Any, here: Any, there: Rows, other: Rows) -> Rows:
-    """The rows of the one where `here`, else of the other."""
+    """The rows of `there` where `here` is True, otherwise those of `other`."""
     valid = None
     if there.valid is not None or other.valid is not None:
         full = xp.ones(here.shape, np.bool_)

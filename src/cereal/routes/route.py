@@ -1,4 +1,4 @@
-"""Routes: from the index of a combined source to the row of the data that it stands for.
+"""Routes: from an index of a combined source to a row of data.
 
     MixSource([train, extra], weights=(3, 1))
 
@@ -7,11 +7,11 @@
     │  └─ Run(0, 50,000)      index ->  row of the store
     └─ Run(50,000, 2,000)     index ->  row of the store
 
-A route is a program of index arithmetic without data: O(1) in memory whatever it selects from
-(but for lists of indices), evaluated for any number of rows at once, in NumPy or in JAX. The data
-of all parts is one store, so that reading is one gather however many parts there are.
+A route is arithmetic on indices and holds no data. It needs O(1) memory (except for lists of
+indices), and computes any number of rows at once, in NumPy or in JAX. The data of all parts is in
+one store, so reading is one gather, however many parts there are.
 
-    here        the contract, and runs
+    here        the interface, and runs
     subset      some elements of a route: listed, shuffled once, a fold, repeated
     branches    several routes: one after another, or in turn
 """
@@ -32,10 +32,10 @@ Move = Callable[[int], int]
 
 
 class Span(NamedTuple):
-    """Places first to last - 1 of a list of elements, whose rows lie in low to high - 1.
+    """Places `first` to `last - 1` of a list of elements; their rows are among `low` to `high - 1`.
 
-    `space` tells the list from others: equal ones are equal lists. Of a run of rows, every
-    `step`-th.
+    `space` names the list: equal spaces are equal lists. With a `step`, the span has only every
+    `step`-th row.
     """
 
     low: int
@@ -60,7 +60,7 @@ Spans = tuple[Span, ...] | None
 
 
 class RouteTraits(NamedTuple):
-    """What a route is."""
+    """Properties of a route."""
 
     masks: bool = False  # some rows are padding
     random: bool = False  # the rows depend on the key
@@ -75,40 +75,40 @@ class Route(ABC):
 
     @abstractmethod
     def locate(self, rows: Rows) -> Rows:
-        """The rows of the store; epochs are those of the parts, where parts have their own."""
+        """The rows of the store. If the parts have their own epochs, these replace the epochs."""
 
     @abstractmethod
     def moved(self, move: Move, salt: int) -> Route:
-        """The same in another store, where row i of this one is row `move(i)`.
+        """The same route in another store, where row i of this store is row `move(i)`.
 
-        `salt` tells the place that this gets in a tree of sources, so that two mixtures in it do
-        not shuffle alike.
+        `salt` depends on the route's place in the tree of sources. It makes two mixtures in one
+        tree shuffle differently.
         """
 
     @property
     @abstractmethod
     def identity(self) -> Identity:
-        """What a state must agree with; () if there is nothing to agree about."""
+        """The part of a state's fingerprint that comes from the route; () if there is none."""
 
     @property
     @abstractmethod
     def contents(self) -> Identity:
-        """All of it: equal ones have equal elements, in the same order."""
+        """The whole route as a tuple: equal ones have the same elements, in the same order."""
 
     @property
     def traits(self) -> RouteTraits:
-        """What a source that has this route is by it."""
+        """What a source has from its route."""
         return RouteTraits()
 
     @property
     @abstractmethod
     def spans(self) -> Spans:
-        """What of the store it has; None if an element may come up several times in it."""
+        """Which elements of the store it has; None if it may have an element several times."""
 
     @property
     @abstractmethod
     def reach(self) -> tuple[Span, ...]:
-        """Where in the store all that it has lies, however often it has it."""
+        """Where its elements lie in the store, also if it has some of them several times."""
 
 
 @pytree_dataclass
@@ -153,7 +153,7 @@ class Run(Route):
 
 
 def disjoint(spans: Sequence[Spans]) -> Spans:
-    """All spans together, if none of them meets another."""
+    """All spans together; None if two of them may have an element in common."""
     together: list[Span] = []
     for each in spans:
         if each is None:
@@ -170,7 +170,7 @@ def disjoint(spans: Sequence[Spans]) -> Spans:
 
 
 def apart(reaches: Sequence[tuple[Span, ...]]) -> bool:
-    """Whether no span of one of these meets a span of another."""
+    """Whether no two of these (each is a tuple of spans) may have an element in common."""
     together = sorted((span, owner) for owner, each in enumerate(reaches) for span in each)
     before: list[tuple[Span, int]] = []
     for span, owner in together:

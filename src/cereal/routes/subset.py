@@ -17,7 +17,7 @@ from .route import Move, Route, RouteTraits, Span, Spans, word
 
 @pytree_dataclass
 class Around(Route):
-    """A route that changes the index and leaves the rest to the route inside."""
+    """A route that changes the index, and then asks the route inside."""
 
     inner: Route
 
@@ -30,7 +30,7 @@ class Around(Route):
         return self.spans or self.inner.reach
 
     def _spans(self, space: Identity, *places: tuple[int, int]) -> Spans:
-        """These places of the list of elements that `space` names."""
+        """Spans for these places (first, last) of the list of elements that `space` names."""
         inside = self.inner.spans
         if inside is None:
             return None
@@ -39,7 +39,7 @@ class Around(Route):
 
 
 def _value(digest: str, leaf: Any) -> Identity:
-    """What tells a leaf from others; of a trace, which has no value, itself."""
+    """What tells a leaf from others: its digest; for a tracer, which has no value, its `id`."""
     return (digest, id(leaf) if digest == TRACED else 0)
 
 
@@ -79,7 +79,7 @@ class Table(Around):
 
 @pytree_dataclass
 class Stretch(Around):
-    """Elements start, start + step, ... of a route that is no run itself."""
+    """Elements start, start + step, ... of a route that is not a run."""
 
     inner: Route
     start: int = static_field()
@@ -110,7 +110,7 @@ class Stretch(Around):
 
 @pytree_dataclass
 class Permuted(Around):
-    """Elements first, first + 1, ... of all elements shuffled once for all epochs."""
+    """Elements first, first + 1, ... of a list that is shuffled once, the same in all epochs."""
 
     inner: Route
     words: Any  # the key of that shuffle
@@ -152,8 +152,8 @@ class Fold(Around):
         11 elements, k = 3, fold = 1       0 1 2 3 | 4 5 6 7 | 8 9 10
                                            rest      fold      rest
 
-    The fold's number may be traced; then the length is that of the largest, and what is missing
-    of it in another fold is masked.
+    The fold's number may be traced. Then the length is that of the largest fold, and smaller folds
+    are padded and masked.
     """
 
     inner: Route
@@ -215,7 +215,7 @@ class Fold(Around):
 
 @pytree_dataclass
 class Repeated(Around):
-    """All elements, several times over; each time is an epoch of them."""
+    """All elements, several times; each time counts as an epoch of the route inside."""
 
     inner: Route
     times: int = static_field()

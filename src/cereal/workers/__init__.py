@@ -1,1 +1,1 @@
-"""Who reads what Python makes for a loader: threads, and what they have read ahead."""
+"""The threads of a loader: they run the part of a pipeline that Python runs, and read ahead."""

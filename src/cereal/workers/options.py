@@ -1,4 +1,4 @@
-"""How the host part of a loader is read."""
+"""The options of a loader for the part that Python runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGE = 1 << 20
 
 
 class Options(NamedTuple):
-    """What the user said, checked."""
+    """The user's options, checked."""
 
     workers: int | None = None
     prefetch: int | None = None
@@ -32,7 +32,7 @@ class Options(NamedTuple):
         return self.on_error != "raise"
 
     def policy(self, count: Callable[[Exception], None]) -> OnError:
-        """What to do about the error of an element; `count` is told of those left out."""
+        """The function that decides about an element's error; calls `count` if it is left out."""
         if self.on_error == "raise":
             return raise_it
         ask = None if self.on_error == "skip" else self.on_error
@@ -46,7 +46,7 @@ class Options(NamedTuple):
         return decide
 
     def warn_unused(self) -> None:
-        """Says that nothing of this is used: no part of the pipeline is read by threads."""
+        """Warns that these options have no effect: no threads read this pipeline."""
         said = {name: value for name, value in self._asdict().items() if value}
         if not self.skips:
             del said["on_error"]
@@ -62,10 +62,11 @@ class Options(NamedTuple):
             )
 
     def threads(self, source: Positional[Any]) -> int:
-        """How many workers there are: none if reading is not worth one.
+        """How many worker threads there are, by default chosen by the loader.
 
-        One vectorised read of a small batch takes less than handing it over; one of megabytes
-        takes longer, and a second thread would only wait for the same memory.
+        None for small batches that one NumPy call reads: to pass the batch between threads takes
+        longer than to read it. One thread from 1 MB a batch on: a second one would only wait for
+        the same memory. Otherwise up to four.
         """
         if self.workers is not None:
             return self.workers
@@ -108,7 +109,7 @@ def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> O
             )
         if workers == 0:
             raise PipelineError(
-                "DataLoader: `timeout=` needs a worker, since the caller's own thread cannot be "
-                "left; pass `workers=1` or more."
+                "DataLoader: `timeout=` needs a worker, since reading in the caller's own thread "
+                "cannot be given up; pass `workers=1` or more."
             )
     return Options(workers, prefetch, on_error, None if timeout is None else float(timeout))

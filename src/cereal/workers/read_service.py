@@ -1,7 +1,7 @@
-"""Who reads the part of a loader that Python runs: its options, its threads, its buffers.
+"""Reads the part of a loader that Python runs, with the loader's options, threads and buffers.
 
-iterate, scan_epoch      have a track of their own, which they close at their end
-callbacks of programs    `serve`: one track for each run of positions that follow each other
+iterate, scan_epoch      each has its own track, and closes it at its end
+callbacks of programs    `serve`: one track for each sequence of positions that follow each other
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 class ReadService(HostData):
-    """All that reads for one loader."""
+    """Options, threads and buffers of one loader."""
 
     def __init__(self, source: Any, options: Options) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class ReadService(HostData):
         self._policy = options.policy(self._skips)
         self._walks: OrderedDict[Any, _Walk] = OrderedDict()
         self._served: OrderedDict[Any, _Answer] = OrderedDict()
-        weakref.finalize(self, self.crew.abandon)  # the loader is gone: so are its threads
+        weakref.finalize(self, self.crew.abandon)  # when the loader is gone, its threads end
 
     @property
     def skipped(self) -> int:
@@ -66,7 +66,7 @@ class ReadService(HostData):
         return self._skips.count
 
     def in_words(self) -> str:
-        """Who reads, as the drawing of a loader says it."""
+        """The words about threads in the drawing of a loader."""
         if not self.threads:
             return "read by the caller"
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
@@ -82,7 +82,7 @@ class ReadService(HostData):
         steps_at_once: int | None = None,
         prefetch: int | None = None,
     ) -> Track | InlineTrack:
-        """The steps from a position on; who takes it closes it."""
+        """A track of the steps from a position on. The caller closes it."""
         source = without_service(source)
         routes = Routes(
             source, words, remainder=remainder, steps_at_once=steps_at_once, total=total
@@ -93,7 +93,7 @@ class ReadService(HostData):
         return self.open_track(source, routes, prefetch=prefetch, total=total)
 
     def open_track(self, source: Any, rows_of: Any, **options: Any) -> Track:
-        """Steps whose rows are known, read by the crew."""
+        """A track whose steps the crew reads; `rows_of(step)` gives the rows of a step."""
         return Track(
             crew=self.crew,
             fetch=source._fetch_here,
@@ -120,10 +120,10 @@ class ReadService(HostData):
     # Callbacks of compiled programs
 
     def serve(self, requests: list[tuple[Any, Rows]]) -> list[Rows]:
-        """The fetched rows of these positions; those that follow are read ahead.
+        """The fetched rows of these positions. The positions after them are read ahead.
 
-        A position may be asked for several times, by rematerialisation or by other devices, even
-        while it is being read. It is read once.
+        A program may ask for a position several times (rematerialisation, several devices), even
+        while it is being read. It is read only once.
         """
         asked = [self._ask(position, rows, len(requests)) for position, rows in requests]
         for answer, mine in asked:
@@ -132,7 +132,7 @@ class ReadService(HostData):
         return [answer.result() for answer, _ in asked]
 
     def _ask(self, position: Any, rows: Rows, at_once: int) -> tuple[_Answer, bool]:
-        """The answer for a position, and whether it is ours to find."""
+        """The answer for a position, and whether this call has to compute it."""
         words = None if position is None else position[0]
         if position is not None and self.source._iterators is not None:
             self.source._iterators.adopt(position[1])
@@ -166,11 +166,11 @@ class ReadService(HostData):
     # Walks
 
     def _walk(self, kind: str, source: Any, words: Any, prefetch: int) -> tuple[_Walk, int, Any]:
-        """The walk that comes to this position next, or a new one; which of its steps that is, and
-        the words after it. With the lock held."""
+        """The walk whose next step is at this position, or a new walk; the number of that step; and
+        the words after it. Called with the lock held."""
         leaves = tuple(id(leaf) for leaf in jax.tree.leaves(source)) if kind == "python" else ()
         walk = self._walks.pop((kind, leaves, _bytes(words)), None)
-        if walk is not None and not walk.settings.are_here():  # another caller's, with its settings
+        if walk is not None and not walk.settings.are_here():  # it belongs to another caller
             if not walk.users:
                 walk.close()
             walk = None
@@ -188,13 +188,13 @@ class ReadService(HostData):
         return walk, step, following
 
     def _take(self, walk: _Walk, step: int, rows: Rows | None) -> Rows | None:
-        """The rows of a step of a walk, fetched; None if it cannot give them."""
+        """The fetched rows of a step of a walk; None if the walk does not have them."""
         try:
             return walk.take(self, step, rows)
         except TrackClosedError:
             return None
         except BaseException:
-            with self._lock:  # the program goes on without this position, the walk cannot
+            with self._lock:  # the program goes on after this error, but the walk cannot
                 for key in [key for key, each in self._walks.items() if each is walk]:
                     del self._walks[key]
             walk.close()
@@ -208,7 +208,7 @@ class ReadService(HostData):
     def next_rows(self, source: Any, words: Any) -> tuple[Rows, Any]:
         """The fetched rows of this position, and the words of the position after it.
 
-        If the caller then asks for the position after it, the following ones are read ahead.
+        If the caller's next call asks for that position, the positions after it are read ahead.
         """
         words, source = to_host(words), without_service(source)
         with self._lock:
@@ -233,14 +233,15 @@ def with_service(source: Source[Any], options: Options) -> Source[Any]:
 
 
 def without_service(source: Positional[Any]) -> Any:
-    """The pipeline as threads have it: they must not keep alive who would end them."""
+    """The pipeline without its service, for threads. If a thread held the service, it would never
+    be deleted, and so would never end the thread."""
     if not isinstance(source, Pipeline):
         return run_by(source, None)
     return source if source.service is None else source._without_service
 
 
 class _Answer(Future[Rows]):
-    """What was, or will be, read for a position."""
+    """The rows that were, or will be, read for a position."""
 
     def __init__(self, key: Any, rows: Rows, walk: Any, step: int) -> None:
         super().__init__()
@@ -248,7 +249,7 @@ class _Answer(Future[Rows]):
 
 
 class _Skips:
-    """Counts elements that are left out. (Threads hold this, so it must not hold the loader.)"""
+    """Counts elements that are left out. (Threads hold it, so it must not hold the loader.)"""
 
     def __init__(self) -> None:
         self.count = 0
@@ -265,7 +266,7 @@ class _Skips:
 
 
 class _Walk:
-    """Positions that follow each other, as a program or a Python loop asks for them."""
+    """A sequence of positions that follow each other, as a program or a loop asks for them."""
 
     def __init__(self, source: Any, words: Any, prefetch: int, *, in_program: bool) -> None:
         self._source, self._steps = source, Walk.starting(source._plan, words)
@@ -277,7 +278,7 @@ class _Walk:
         self._begun = 0  # steps that were read without a track
         self._next = 0  # the step to be taken
         self.settings = current_settings()
-        self.users = 0  # those who are about to take, with the lock of the service
+        self.users = 0  # calls that are about to `take`; guarded by the lock of the service
 
     def following(self) -> tuple[int, np.ndarray]:
         """The step that is asked for now, and the words of the position after it."""
@@ -285,11 +286,11 @@ class _Walk:
         return self._asked - 1, self._steps.words_at(self._asked)
 
     def take(self, service: ReadService, step: int, rows: Rows | None) -> Rows | None:
-        """A step's rows, fetched; None if another one was taken before it, or if they are not as
-        predicted: a program may have other tables."""
+        """The fetched rows of a step. None if the steps were not asked for in order, or if `rows`
+        are not those that we predicted (a program may have other tables)."""
         with self._lock:
             if self._track is None and not self._in_program and step == 0:
-                # Nobody knows whether the next one will be asked for.
+                # We do not know yet whether the caller will ask for the next step.
                 fetched = service.fetch_now(self._source, self._routes(0), in_program=False)
                 self._begun = self._next = 1
                 return fetched

@@ -1,7 +1,7 @@
-"""Which rows the next steps read, ahead of reading them.
+"""Computes which rows the next steps read, before they are read.
 
-The order of thousands of rows takes one compiled call, on the CPU: on an accelerator it would wait
-behind the training step. Inside of callbacks nothing may be compiled or run, and NumPy does it.
+One compiled call computes the rows of many steps. It runs on the CPU: on an accelerator it would
+wait for the training step. Inside of callbacks JAX must not run, so NumPy computes the rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_TABLES = 64 * 2**20
 
 
 class Routes:
-    """The rows of step 0, 1, 2, ... from a position on."""
+    """The rows of steps 0, 1, 2, ... from a position on."""
 
     def __init__(
         self,
@@ -32,14 +32,14 @@ class Routes:
         total: int | None = None,
         compiled: bool = True,
     ) -> None:
-        self._chunks = steps_at_once is not None  # several steps as one: [steps, *lanes]
+        self._chunks = steps_at_once is not None  # a step here is several: [steps, *lanes]
         self._each = steps_at_once or 1
         self._remainder: Remainder | None = remainder
         compiled = compiled and not source._plan.wide
         lanes = source._plan.batch * self._each
         most = _LANES if compiled else _LANES // 8
         self._size = max(1, most // lanes)
-        if total is not None:  # of few sizes, since each is a program
+        if total is not None:  # a power of two: every size needs a program, so there are few sizes
             self._size = max(1, min(self._size, 1 << (max(total, 1) - 1).bit_length()))
         self._words, self._source = words, source
         self._device = None
@@ -50,11 +50,12 @@ class Routes:
         self._block: Any = None
 
     def __call__(self, step: int) -> Any:
-        """The rows of a step; asked in order, and of the latest block again."""
+        """The rows of a step. Steps are asked for in order; those of the last block also again."""
         while self._block is None or step >= self._begin + self._size:
             begin = 0 if self._block is None else self._begin + self._size
             rows, words = self._next_block()
-            self._begin, self._block, self._words = begin, rows, words  # at once: Ctrl-C
+            # In one line, so that Ctrl-C does not leave them half set.
+            self._begin, self._block, self._words = begin, rows, words
         assert step >= self._begin
         block, at = self._block, (step - self._begin) * self._each
         return block[at : at + self._each] if self._chunks else block[at]
@@ -70,9 +71,10 @@ class Routes:
 
 
 def _on_cpu(source: Any, words: Any) -> tuple[Any, Any, Any, bool]:
-    """The source without its data, the words and the device for a program of the CPU.
+    """The source without its data, the words, and the device for a program on the CPU; and whether
+    to compile.
 
-    Tables of an order on another device are copied; if that were too much, NumPy reads them.
+    Tables of an order are copied from another device. If they are too large, NumPy is used instead.
     """
     light = stripped(source)
     if jax.default_backend() == "cpu":
