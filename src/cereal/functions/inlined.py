@@ -37,7 +37,11 @@ def run_inlined(closed: ClosedJaxpr, *args: Any) -> list[Any]:
 
 
 def _alone(jaxpr: Any, eqn: Any, needs: list[Any]) -> ClosedJaxpr:
-    """A program of one operation."""
+    """A program of one operation.
+
+    The bet: a trace of JAX can be copied with other parts by `replace`. If it is lost,
+    `tests/device/test_explicit_axes.py` fails first.
+    """
     one = jaxpr.replace(
         constvars=[],
         invars=needs,

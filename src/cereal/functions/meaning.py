@@ -34,6 +34,10 @@ from .inner_functions import forget_seen, met_new
 from .library import is_library, is_library_file
 from .unchanged import proof_of
 
+# The bet: JAX keeps the rules of differentiation of a function under these names, and the function
+# of a callback as `callback_func`. If it is lost, `tests/functions/test_meaning.py` fails first:
+# `test_a_rule_of_the_users_counts_unless_nobody_can_ask_for_it` and
+# `test_the_users_callback_is_compared_by_what_can_be_proved`.
 _RULES = {"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees", "jvp_jaxpr_thunk"}
 _OWN_RULES = re.compile(r"[/\\](jax|optax|flax|cereal)[/\\](?!.*custom_derivatives)")
 _PLAIN = (int, str, bytes, bool, type(None))
