@@ -273,7 +273,7 @@ BUILDERS: dict[str, tuple[Callable[[], Any], str]] = {
     "a single fraction": (lambda: split(N, 0.5), r"split: `fractions` must be numbers, got 0.5"),  # type: ignore[arg-type]
     "a fraction of nothing": (
         lambda: split(N, (0.99, 0.01)),
-        r"split: the fraction 0.01 of 10 elements is none; raise it",
+        r"split: the fraction 0.01 of 10 elements is no element at all; make it larger",
     ),
     "a key that is none": (
         lambda: split(N, (0.5, 0.5), key="a"),
