@@ -183,7 +183,7 @@ def test_an_undecorated_source_names_the_decorator(pipeline: Any, where: str) ->
         ),
         ({"generator": 0}, r"no `generator=`; write `loader.init_state\(jax.random.key\(0\)\)`"),
         ({"seed": 0}, r"no `seed=`; write `loader.init_state\(jax.random.key\(0\)\)`"),
-        ({"in_order": True}, "batches come in their order"),
+        ({"in_order": True}, "batches always come in order"),
         ({"num_workers": 4}, "no `num_workers=`; write `workers=4`"),
         (
             {"drop_last": True},

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
 class Step(NamedTuple):
-    """The result of one step of one environment; `Environment.step` returns it.
+    """The result of one step of one environment.
 
         observation   after the action; at the end of an episode, its last observation
         state         of the environment, after the action
@@ -24,6 +24,8 @@ class Step(NamedTuple):
         info          a dict of arrays, or any pytree
         resumed       None; or, if the environment resets itself, the (observation, state) with
                       which it continues
+
+    `step` of an environment returns it; see `Environment`.
     """
 
     observation: Any
