@@ -2,24 +2,24 @@
 
 A pipeline is a pure function from (key, position) to a batch.
 
-General layout, in the order in which rooms may import each other:
+The folders of the package; each imports only from those above it:
 
     base/        errors, checks of arguments, pytree dataclasses, specs
     device/      where data lies, how rows of it are gathered, how they travel
     order/       which element comes next: permutations, orders, mixtures, rows
-    functions/   what a user's function means: proved unchanged, or traced again
+    functions/   users' functions: is one unchanged, or must it be traced again?
     routes/      from the index of a combined source to a row of its data
     host/        what Python runs: the context of a read, elements, buffers, callbacks
     pipeline/    the contract: source, traits, stages, state, one step
-    cache/       results that are kept: their names, their files, their check
-    workers/     who reads what Python makes for a loader: threads
-    sources/     WHAT: one file per place that data comes from, and per combination
-    transforms/  HOW: one file per verb
+    cache/       results that are kept: how they are named, stored and checked
+    workers/     the threads that read for a loader
+    sources/     WHAT: one file for each kind of data, and for each way to combine sources
+    transforms/  HOW: one file for each transform
     loaders/     WHEN: the loader, its iterators, its scans, its drawing, `cereal.jit`
     preview/     looking at data
     datasets/    ready-made data
     rl/          rollouts: policies and environments as a stream of transitions
-    testing.py   the conformance kit
+    testing.py   checks for sources and transforms that users write
 """
 
 from typing import Any as _Any
@@ -111,7 +111,7 @@ def __getattr__(name: str) -> _Any:
     raise AttributeError(f"module 'cereal' has no attribute {name!r}")
 
 
-# Users see `cereal.DataLoader`, not the file that it happens to live in.
+# Users see `cereal.DataLoader`, not the module in which it is defined.
 for _name, _value in list(globals().items()):
     if not _name.startswith("_") and getattr(_value, "__module__", "").startswith("cereal."):
         _value.__module__ = "cereal"

@@ -1,9 +1,9 @@
-"""The conformance kit: checks that every source, transform and loader must pass.
+"""Checks that every source, transform and loader must pass: use them to test your own.
 
-    check_source(source)              element specs, exact epochs, purity, jit and eager alike
-    check_transform(transform)        the same before and after batching, in a list and by call
+    check_source(source)              element specs, exact epochs, same results with and without jit
+    check_transform(transform)        same results before and after batching, in a list and by call
     check_loader(loader)              one step, many steps and a scan give the same batches
-    check_resume(loader)              restored at every step, the rest is the same
+    check_resume(loader)              restored at any step, the rest is the same
 
 Each raises an AssertionError that says which step and which leaf differ. They run for a few
 epochs, so give them small data.
@@ -41,7 +41,7 @@ P = ParamSpec("P")
 
 
 def assert_same(a: Any, b: Any, what: str) -> None:
-    """Two trees have one structure and the same values (floats to the last bits).
+    """Asserts that two trees have the same structure and values (floats up to rounding).
 
     >>> from cereal.testing import assert_same
     >>> assert_same({"x": 1}, {"x": 1}, "the dict")
@@ -77,11 +77,12 @@ def _begun(pipeline: Any, key: Any, policy_state: Any) -> Any:
 
 
 def check_source(source: Source[Any], key: Any = 0, *, policy_state: Any = None) -> None:
-    """A source does what a source must do.
+    """Checks a source.
 
-    Its elements are what `element_spec` says; a state always gives the same element, eagerly and
-    under `jit`; and an indexed source visits every index of its order exactly once an epoch, and
-    its `take` gives the same rows together and alone. `policy_state` is for rollouts.
+    Its elements must match `element_spec`. A state must always give the same element, with and
+    without `jit`. An indexed source must visit every index of its order exactly once per epoch, and
+    its `take` must give the same for many indices as for each alone. `policy_state` is for
+    rollouts.
 
     >>> import cereal
     >>> from cereal.testing import check_source
@@ -111,7 +112,7 @@ def check_source(source: Source[Any], key: Any = 0, *, policy_state: Any = None)
 
 
 def _check_many(source: Source[Any], start: Any) -> None:
-    """Steps at once are steps one by one."""
+    """Checks that several steps at once give the same as single steps."""
     state, found = start, []
     for _ in range(3):
         *element_and_mask, state = source.next(state)
@@ -126,7 +127,7 @@ def _stacked(trees: list[Any]) -> Any:
 
 
 def _check_epochs(source: Positional[Any], key: Any) -> None:
-    """Each index of the order once per epoch, for three epochs, by position arithmetic."""
+    """Checks, for three epochs, that each index of the order comes once per epoch."""
     loader, n, order = DataLoader(source), source.traits.length, source._order
     steps = -(-3 * n // source._plan.batch) + 3
     seen = [loader.indices_at(key, step) for step in range(steps)]
@@ -157,17 +158,17 @@ def _check_take(source: IndexedSource[Any]) -> None:
 
 
 def check_transform(transform: Transform[Any, Any], source: Source[Any] | None = None) -> None:
-    """A transform does what a transform must do, on `source` (default: small images with labels).
+    """Checks a transform, over `source` (by default small images with labels).
 
-    In a list and called by hand it gives the same; its sources pass `check_source` and
-    `check_resume`, before and after batching; and a stage that works on elements gives the same
-    batch before and after a BatchTransform.
+    `transform(source)` and `DataLoader([source, transform])` must give the same. The result must
+    pass `check_source` and `check_resume`, before and after batching. A stage that works on
+    elements must give the same batch before and after a BatchTransform.
 
     >>> import cereal
     >>> from cereal.testing import check_transform
     >>> check_transform(cereal.NormalizeImageTransform())
     """
-    if source is None:  # shuffled once; computing an order would be most of what is compiled
+    if source is None:  # only one check is shuffled: compiling the shuffle takes most of the time
         _check_by_call(transform, _images("shuffle"))
         source = _images("sequential")
     by_call = _check_by_call(transform, source)
@@ -177,7 +178,7 @@ def check_transform(transform: Transform[Any, Any], source: Source[Any] | None =
     if not isinstance(transform, Stage | HostStage) or transform.traits.callbacks:
         return
     before = DataLoader([source, transform, batch])
-    after = before  # a host function of elements need not be one of batches
+    after = before  # a host function of elements need not work on batches
     if not isinstance(transform, HostMapTransform):
         after = DataLoader([source, batch, transform])
     for loader in (before, after):
@@ -189,7 +190,7 @@ def check_transform(transform: Transform[Any, Any], source: Source[Any] | None =
 
 
 def _repeating(check: Callable[P, None]) -> Callable[P, None]:
-    """These checks repeat epochs on purpose, so there is no warning about it, now or later."""
+    """A check that repeats epochs on purpose: it causes no EpochWarning, now or later."""
 
     @wraps(check)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -210,7 +211,7 @@ def _images(ordering: str) -> Source[Any]:
 
 
 def _check_by_call(transform: Transform[Any, Any], source: Source[Any]) -> DataLoader[Any]:
-    """Called by hand and in a list it gives the same; returns the loader of the call."""
+    """Checks that a call and a list give the same; returns the loader of the call."""
     by_call, in_list = DataLoader(transform(source)), DataLoader([source, transform])
     assert_same(_some(by_call), _some(in_list), f"{transform._label}: called and in a list")
     one, other = (jax.tree.structure(stripped(loader.running)) for loader in (by_call, in_list))
@@ -226,10 +227,10 @@ def _some(loader: DataLoader[Any]) -> list[Any]:
 
 @_repeating
 def check_loader(loader: DataLoader[Any], key: Any = 0, *, policy_state: Any = None) -> None:
-    """All ways to run a loader give the same batches, masks and states.
+    """Checks that all ways to run a loader give the same batches, masks and states.
 
-    `next_batch`, the same under `jit` with the loader as argument and captured, `iterate`,
-    `scan_epoch`, and for indexed pipelines `batch_at` and `vmap` over keys.
+    These are `next_batch`, with and without `jit` (the loader as an argument, and captured),
+    `iterate` and `scan_epoch`; for indexed pipelines also `batch_at`, and `vmap` over keys.
 
     >>> import cereal
     >>> from cereal.testing import check_loader
@@ -289,10 +290,10 @@ def _by_steps(next_batch: Any, state: Any, steps: int) -> tuple[list[Any], list[
 def check_resume(
     loader: DataLoader[Any], key: Any = 0, epochs: int = 2, *, policy_state: Any = None
 ) -> None:
-    """A run that is restored at any step goes on as the first run did, also when restored twice.
+    """Checks that a run that is restored at any step continues as the first run did.
 
-    The states go through host memory, as in a checkpoint. From wherever it starts, `iterate` must
-    end where the epoch ends.
+    Each state goes through host memory, as in a checkpoint, and is restored twice. From any step,
+    `iterate` must end where the epoch ends.
 
     >>> import cereal
     >>> from cereal.testing import check_resume
@@ -318,7 +319,7 @@ def check_resume(
 def _check_ends(
     loader: DataLoader[Any], start: PipelineState, saved: list[Any], steps: int, epochs: int
 ) -> None:
-    """The rest of each epoch ends where the epoch of the whole run ended."""
+    """Checks that `iterate` from any step ends where that epoch of the whole run ended."""
     epoch_of = [int(_restored(start, words).epoch) for words in saved]
     assert epoch_of[-1] >= epochs, f"{steps} steps ended in epoch {epoch_of[-1]} of {epochs}"
     for step, epoch in enumerate(epoch_of[:steps]):

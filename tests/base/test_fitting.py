@@ -189,7 +189,7 @@ def test_the_border_of_float32_is_where_rounding_makes_infinities():
 @pytest.mark.parametrize("value", [math.nan, 1.5, 2**40, math.inf])
 def test_padding_that_is_no_integer_is_refused_among_integers(value):
     collate = pad_collate(4, value=value)
-    with pytest.raises(PipelineError, match="is no int32, which the elements are"):
+    with pytest.raises(PipelineError, match="cannot be stored as int32, the dtype of the elements"):
         DataLoader([[[5, 7], [1, 2, 3]], BatchTransform(2, collate=collate)])
 
 

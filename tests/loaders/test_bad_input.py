@@ -172,8 +172,8 @@ def test_an_undecorated_source_names_the_decorator(pipeline: Any, where: str) ->
         (
             {"shuffle": True},
             r'no `shuffle=`; write `ArraySampleSource\(data, ordering="shuffle"\)`, or for a '
-            r'dataset `DatasetSource\(dataset, ordering="shuffle"\)`: what stands bare in the list '
-            "is read in its own order",
+            r'dataset `DatasetSource\(dataset, ordering="shuffle"\)`: data in the list '
+            "without them is read in its own order",
         ),
         ({"worker_init_fn": len}, "leave it out: workers are threads .*HostRandomMapTransform"),
         ({"multiprocessing_context": "spawn"}, "leave it out: workers are threads"),
@@ -183,7 +183,7 @@ def test_an_undecorated_source_names_the_decorator(pipeline: Any, where: str) ->
         ),
         ({"generator": 0}, r"no `generator=`; write `loader.init_state\(jax.random.key\(0\)\)`"),
         ({"seed": 0}, r"no `seed=`; write `loader.init_state\(jax.random.key\(0\)\)`"),
-        ({"in_order": True}, "batches come in their order"),
+        ({"in_order": True}, "batches always come in order"),
         ({"num_workers": 4}, "no `num_workers=`; write `workers=4`"),
         (
             {"drop_last": True},

@@ -235,7 +235,7 @@ def test_taking_an_iterator_in_pieces_is_not_a_second_loop() -> None:
 @pytest.mark.parametrize("given", [(3,), (3, 4), ("a",)])
 def test_counts_go_by_name(given: tuple[Any, ...]) -> None:
     loader: Any = DataLoader(FIXED["range"]())
-    match = r"all else by name; got .*`loader\.iterate\(state, steps=3\)` for 3 batches"
+    match = r"options by name; got .*`loader\.iterate\(state, steps=3\)` for 3 batches"
     with pytest.raises(cereal.UsageError, match=match):
         loader.iterate(loader.init_state(0), *given)
 

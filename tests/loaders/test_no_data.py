@@ -170,10 +170,10 @@ def test_a_function_that_fails_on_a_single_element_is_told_that_nothing_batches(
 
 def test_stages_that_are_not_in_the_list_are_told_so() -> None:
     data = {"x": np.arange(4.0)}
-    match = r"one list .*; got int \(32\) besides\. Write `.*BatchTransform\(32\)\]\)`\.$"
+    match = r"one list .*; got int \(32\) as well\. Write `.*BatchTransform\(32\)\]\)`\.$"
     with pytest.raises(UsageError, match=match):
         DataLoader(data, 32)  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match=r"got BatchTransform .* besides\. Write `DataLoader\(\["):
+    with pytest.raises(UsageError, match=r"got BatchTransform .* as well\. Write `DataLoader\(\["):
         DataLoader(ArraySampleSource(data), BatchTransform(2))  # type: ignore[call-overload]
 
 

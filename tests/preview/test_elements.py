@@ -305,7 +305,7 @@ def test_a_batch_with_its_mask_is_taken_as_such() -> None:
 def test_what_cannot_be_looked_at_is_told_what_can() -> None:
     with pytest.raises(UsageError, match=r"that is a class: write `DigitsDataset\(...\)`"):
         some(cereal.DigitsDataset)
-    with pytest.raises(UsageError, match="cannot look at list_iterator; what only iterates"):
+    with pytest.raises(UsageError, match="cannot look at list_iterator; read elements of it"):
         some(iter([1]))
     with pytest.raises(UsageError, match=r"`preview\(loader, state=batches.state\)`"):
         some(DataLoader([source(), BatchTransform(4)]).iterate())

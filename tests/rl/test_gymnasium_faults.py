@@ -19,7 +19,7 @@ from cereal import PipelineError, StateError, UsageError
 from cereal.rl.gymnasium_source import GymnasiumSource
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
-ANEW = r"begin anew: `state = loader.init_state\(key\)`"
+ANEW = r"begin again: `state = loader.init_state\(key\)`"
 
 
 class Faulty(gymnasium.Env):

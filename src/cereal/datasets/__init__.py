@@ -1,4 +1,4 @@
-"""Ready-made data."""
+"""Well-known datasets, ready to use."""
 
 from .celeba import CelebADataset as CelebADataset
 from .cifar import CIFAR10Dataset as CIFAR10Dataset

@@ -1,4 +1,4 @@
-"""Datasets that are arrays: one class for all of them, one record for each."""
+"""The base classes of datasets that are arrays; a record describes each dataset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRAIN: Any = "train"
 
 
 class ArrayDataset(InMemoryDataset, Generic[S]):
-    """Arrays of one length, by name."""
+    """A dataset that is a dict of arrays of one length."""
 
     split: S
     classes: tuple[str, ...] = ()  # names of the labels 0, 1, 2, ...
@@ -30,7 +30,7 @@ class ArrayDataset(InMemoryDataset, Generic[S]):
         return {name: array[index] for name, array in self._arrays.items()}
 
     def as_array_dict(self) -> dict[str, np.ndarray]:
-        """All elements, as fresh NumPy arrays."""
+        """All elements, as a dict of new NumPy arrays."""
         return {name: array.copy() for name, array in self._arrays.items()}
 
     def __repr__(self) -> str:
@@ -38,14 +38,14 @@ class ArrayDataset(InMemoryDataset, Generic[S]):
 
 
 class RecordedDataset(ArrayDataset[S]):
-    """A dataset as its record says: `len`, indexing, arrays, or a source that reads from disk.
+    """A dataset that a record describes: its files, how they are read, and its classes.
 
-        dataset = MNISTDataset("train")      files are fetched once, and checked
+        dataset = MNISTDataset("train")      files are downloaded once, and checked
         dataset[7]                           {"image": uint8[28,28,1], "label": int32[]}
         dataset.as_array_dict()              {"image": uint8[60000,28,28,1], "label": ...}
         MNISTDataset.make_disk_source()      a source whose data stays on disk
 
-    Elements are read-only views; `as_array_dict` copies.
+    Elements are read-only views of the data; `as_array_dict` makes copies.
     """
 
     record: ClassVar[Record]
@@ -71,13 +71,13 @@ class RecordedDataset(ArrayDataset[S]):
         *,
         verify: bool = True,
     ) -> IndexedSource[dict[str, Any]]:
-        """A source whose data stays in files, unpacked once into the folder of datasets.
+        """A source whose data stays in files; they are unpacked once, into the cache folder.
 
             MNISTDataset.make_disk_source(split="train", ordering="shuffle", prefetch_size=1024)
 
-        Files are mapped into memory: what was read is in the system's cache, and the system takes
-        it back when memory is short. On the CPU compiled code reads them directly; for other
-        devices `prefetch_size` elements are read ahead, and only batches are transferred.
+        The files are mapped into memory: the operating system keeps what was read in its cache, and
+        frees it when memory is short. On the CPU, compiled code reads the files directly. For other
+        devices, the loader reads `prefetch_size` elements ahead and transfers only batches.
         """
         return cls._on_disk(cls.record, ordering, prefetch_size, split, cache_dir, verify)
 

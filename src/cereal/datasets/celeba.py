@@ -43,15 +43,15 @@ def _nothing(*_: Any) -> Any:
 
 
 class CelebADataset:
-    """Faces with forty attributes: 162,770, 19,867 and 19,962 of them, uint8[218,178,3].
+    """Faces with forty attributes: 162,770 for training, 19,867 for validation, 19,962 for testing.
 
         CelebADataset(split="train")[7]
-        {"image": uint8[218,178,3], "attributes": int32[40]}      1: has it, 0: has it not
+        {"image": uint8[218,178,3], "attributes": int32[40]}      1: has it, 0: does not have it
 
-    Images are read from the archive when they are asked for, and decoded by Pillow (the extra
-    `images`); as arrays they take 24 GB, so make a source of them with `make_disk_source`.
-    `classes` names the attributes. Fetched and kept as `MNISTDataset` is (1.4 GB). By Z. Liu, P.
-    Luo, X. Wang and X. Tang, for research that is not commercial.
+    An image is read from the archive when you ask for it; Pillow decodes it (the extra `images`).
+    As arrays the images take 24 GB, so use `make_disk_source` for training. `classes` are the names
+    of the attributes. The files (1.4 GB) are downloaded and kept as for `MNISTDataset`. By Z. Liu,
+    P. Luo, X. Wang and X. Tang, for non-commercial research.
     """
 
     record = Record("CelebA", "celeba", _SPLITS, (Form(_nothing, dict.fromkeys(_SPLITS, _FILES)),))
@@ -81,7 +81,7 @@ class CelebADataset:
         *,
         verify: bool = True,
     ) -> DiskSampleSource:
-        """A source that reads and decodes images on the loader's workers."""
+        """A source that reads and decodes images in the loader's threads."""
         faces = cls(split, cache_dir, verify=verify)
         return DiskSampleSource(
             len(faces), faces.__getitem__, faces.element_spec(), ordering, prefetch_size

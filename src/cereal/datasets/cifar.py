@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: small colour photographs, one record each."""
+"""CIFAR-10 and CIFAR-100: small colour photographs; a record describes each."""
 
 from __future__ import annotations
 
@@ -51,13 +51,14 @@ def _unpacked(names: list[str]) -> tuple[RemoteFile, ...]:
 
 
 class CIFAR10Dataset(RecordedDataset[Split]):
-    """Colour photographs of ten kinds: 50,000 and 10,000, uint8[32,32,3], and labels.
+    """Colour photographs in ten classes: 50,000 for training, 10,000 for testing.
 
         CIFAR10Dataset(split="test").as_array_dict()
         {"image": uint8[10000,32,32,3], "label": int32[10000]}
 
-    Fetched and kept as `MNISTDataset` is (170 MB). The archive of pickles and the unpacked `.bin`
-    files are read as well, if they are there; nothing is ever unpickled. By A. Krizhevsky.
+    The files (170 MB) are downloaded and kept as for `MNISTDataset`. If you already have the
+    archive of pickles or the unpacked `.bin` files, they are read instead; no code in a pickle
+    runs. By A. Krizhevsky.
     """
 
     record = Record(
@@ -98,13 +99,14 @@ _CIFAR100_GROUPS = (
 
 
 class CIFAR100Dataset(RecordedDataset[Split]):
-    """Colour photographs of a hundred kinds in twenty groups: 50,000 and 10,000, uint8[32,32,3].
+    """Colour photographs in 100 classes and 20 groups: 50,000 for training, 10,000 for testing.
 
         CIFAR100Dataset(split="test").as_array_dict()
         {"image": uint8[10000,32,32,3], "label": int32[10000], "coarse_label": int32[10000]}
 
-    Fetched and kept as `MNISTDataset` is (169 MB); the archive of pickles is read as well.
-    `classes` and `coarse_classes` name both kinds of labels.
+    The files (169 MB) are downloaded and kept as for `MNISTDataset`; if you already have the
+    archive of pickles, it is read instead. `classes` are the names of `label`, `coarse_classes`
+    those of `coarse_label`.
     """
 
     coarse_classes = _CIFAR100_GROUPS

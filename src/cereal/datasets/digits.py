@@ -45,7 +45,7 @@ def _load() -> Arrays:
 class DigitsDataset(RecordedDataset[Split]):
     """1,797 handwritten digits: `image` uint8[8,8,1], `label` int32.
 
-    `split` is "train" (1,500) or "test" (297). They come with the package: nothing is fetched.
+    `split` is "train" (1,500) or "test" (297). They come with the package: there is no download.
 
     >>> import cereal
     >>> digits = cereal.DigitsDataset("train")

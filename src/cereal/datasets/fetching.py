@@ -1,11 +1,11 @@
-"""Getting files: from the folder of datasets, or from the first mirror that has the right one.
+"""Gets the files of datasets: from the cache folder, or from the first mirror that has them.
 
-    in the folder, hash right    ->  taken
+    in the folder, hash right    ->  used
     in the folder, hash wrong    ->  fetched again, with a warning
     not there                    ->  mirror 1, mirror 2, ...; all of them up to three times
 
-A file is moved into the folder only when it is complete and its hash is right. Of two processes
-that want the same file, the second waits and then finds it there.
+A file is moved into the folder only when it is complete and its hash is right. If two processes
+need the same file, the second waits until the first has fetched it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger("cereal")
 
 
 def data_dir(cache_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of all datasets: as given, as `CEREAL_DATA_DIR` says, or the user's cache."""
+    """The folder of all datasets: `cache_dir`, or `CEREAL_DATA_DIR`, or the user's cache folder."""
     if cache_dir is not None:
         return as_path(cache_dir, "cache_dir", "the datasets")
     if named := os.environ.get(VARIABLE):
@@ -48,14 +48,14 @@ def data_dir(cache_dir: str | os.PathLike[str] | None = None) -> Path:
 
 
 def user_cache() -> Path:
-    """The folder for caches of this user, by the rules of the operating system."""
+    """The user's cache folder, where the operating system has it."""
     import pooch
 
     return Path(pooch.os_cache("cereal"))
 
 
 def obtain(file: RemoteFile, folder: Path, *, verify: bool = True) -> Path:
-    """The path of a file, fetched if it is not there or damaged."""
+    """The path of a file; it is fetched if it is missing or damaged."""
     path = folder / file.name
     damage = _damage(file, path) if verify or not path.is_file() else None
     if path.is_file() and damage is None:
@@ -79,7 +79,7 @@ def obtain(file: RemoteFile, folder: Path, *, verify: bool = True) -> Path:
 
 
 def _damage(file: RemoteFile, path: Path) -> str | None:
-    """What is wrong with a file; None if it is whole, or not there."""
+    """What is wrong with a file; None if it is correct, or missing."""
     if not path.is_file():
         return None
     kind, _, wanted = file.hash.partition(":")
@@ -97,7 +97,7 @@ def _damage(file: RemoteFile, path: Path) -> str | None:
 
 
 def download(file: RemoteFile, path: Path, damage: str | None = None) -> None:
-    """Fetches a file from the first mirror that has it; the error tells what each answered."""
+    """Fetches a file from the first mirror that has it; an error lists each mirror's answer."""
     import pooch
     from requests.exceptions import RequestException
 
@@ -125,7 +125,7 @@ def download(file: RemoteFile, path: Path, damage: str | None = None) -> None:
 
 @contextlib.contextmanager
 def _without_lines_of(logger: logging.Logger) -> Iterator[None]:
-    """Hides pooch's line for every attempt, which has a temporary name; the bar is enough."""
+    """Hides pooch's log lines, which show a temporary name; there is a progress bar."""
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
@@ -135,7 +135,7 @@ def _without_lines_of(logger: logging.Logger) -> Iterator[None]:
 
 
 class _WrongAnswerError(Exception):
-    """What came is not the file."""
+    """The server sent something other than the file."""
 
 
 def _http(name: str, url: str, output_file: Any, pooch: Any) -> None:
@@ -160,11 +160,11 @@ def _http(name: str, url: str, output_file: Any, pooch: Any) -> None:
         begin = file.read(256).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if begin.startswith((b"<!doctype html", b"<html", b"<!--", b"<?xml")):
         raise _WrongAnswerError("a web page came, not the file; is there a proxy or a login?")
-    as_usual(path, 0o666)  # temporary files are the user's alone
+    as_usual(path, 0o666)  # only the user could read a temporary file
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether asking the same place again is useless."""
+    """Whether it is useless to ask the same server again."""
     status = getattr(getattr(error, "response", None), "status_code", 0)
     return 400 <= status < 500 and status not in (408, 429)
 
@@ -202,11 +202,11 @@ def cannot_write(path: Path, error: OSError, damage: str | None = None) -> Datas
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """One process at a time works in a folder; gives False where the system has no locks."""
+    """Lets one process at a time work in a folder; gives False if the system has no locks."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
-    except ImportError:  # both do the work; files are moved into place whole
+    except ImportError:  # then two processes may do the same work, which does no harm
         yield False
         return
     with open(folder / ".lock", "a") as handle:

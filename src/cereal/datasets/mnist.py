@@ -1,4 +1,4 @@
-"""MNIST and those made after it: IDX files, one record each."""
+"""MNIST and datasets in its format, IDX files; a record describes each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CLOTHES = (
 def _record(
     name: str, folder: str, classes: Sequence[str], urls: Sequence[str], hashes: Sequence[str]
 ) -> Record:
-    """Four IDX files, by the names that MNIST gave them."""
+    """The record of four IDX files that have the same names as those of MNIST."""
     names = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in _KINDS]
     files = [
         mirrored(urls, file, f"sha256:{hash}") for file, hash in zip(names, hashes, strict=True)
@@ -37,14 +37,15 @@ def _record(
 
 
 class MNISTDataset(RecordedDataset[Split]):
-    """Handwritten digits: 60,000 and 10,000 images, uint8[28,28,1], and labels.
+    """Handwritten digits: 60,000 for training, 10,000 for testing.
 
         MNISTDataset(split="train").as_array_dict()
         {"image": uint8[60000,28,28,1], "label": int32[60000]}
 
-    The files are fetched once and checked (11 MB), into `cache_dir`, or the folder that the
-    variable `CEREAL_DATA_DIR` names, or the user's cache. `verify=False` takes files that are
-    there as they are: your own, in this format. By Y. LeCun, C. Cortes and C. Burges.
+    The files (11 MB) are downloaded once and checked. They are kept in `cache_dir`; by default in
+    the folder that the environment variable `CEREAL_DATA_DIR` names, or in the user's cache folder.
+    `verify=False` uses existing files without a check: your own data in this format, for example.
+    By Y. LeCun, C. Cortes and C. Burges.
     """
 
     record = _record(
@@ -72,22 +73,22 @@ def MNISTDiskSource(  # noqa: N802
     *,
     verify: bool = True,
 ) -> IndexedSource[dict[str, Any]]:
-    """MNIST, read from disk: another name of `MNISTDataset.make_disk_source`.
+    """MNIST, read from disk; the same as `MNISTDataset.make_disk_source`.
 
         MNISTDiskSource(split="train")  -->  {"image": uint8[28,28,1], "label": int32[]}
 
-    The data stays in files, unpacked once into the folder of datasets.
+    The data stays in files; they are unpacked once, into the cache folder.
     """
     return MNISTDataset.make_disk_source(split, ordering, prefetch_size, cache_dir, verify=verify)
 
 
 class FashionMNISTDataset(RecordedDataset[Split]):
-    """Pieces of clothing: 60,000 and 10,000 images, uint8[28,28,1], and labels of ten kinds.
+    """Pieces of clothing in ten classes: 60,000 images for training, 10,000 for testing.
 
         FashionMNISTDataset(split="test").as_array_dict()
         {"image": uint8[10000,28,28,1], "label": int32[10000]}
 
-    Fetched and kept as `MNISTDataset` is (30 MB). By Zalando SE, MIT licence.
+    The files (30 MB) are downloaded and kept as for `MNISTDataset`. By Zalando SE, MIT licence.
     """
 
     record = _record(
@@ -109,12 +110,13 @@ class FashionMNISTDataset(RecordedDataset[Split]):
 
 
 class KMNISTDataset(RecordedDataset[Split]):
-    """Cursive Japanese characters: 60,000 and 10,000 images, uint8[28,28,1], and labels of ten.
+    """Cursive Japanese characters in ten classes: 60,000 for training, 10,000 for testing.
 
         KMNISTDataset(split="test").as_array_dict()
         {"image": uint8[10000,28,28,1], "label": int32[10000]}
 
-    Fetched and kept as `MNISTDataset` is (21 MB). By CODH, CC BY-SA 4.0, doi:10.20676/00000341.
+    The files (21 MB) are downloaded and kept as for `MNISTDataset`. By CODH, CC BY-SA 4.0,
+    doi:10.20676/00000341.
     """
 
     record = _record(
@@ -177,8 +179,9 @@ class EMNISTDataset(RecordedDataset[Split]):
         "letters"        26   124,800   20,800      labels 1 to 26
         "mnist"          10    60,000   10,000
 
-    Its files hold the images lying on their side; `image.swapaxes(-3, -2)` sets them up. Fetched
-    and kept as `MNISTDataset` is (536 MB). By G. Cohen and others, NIST.
+    In its files the two axes of the images are swapped; `image.swapaxes(-3, -2)` turns them
+    upright. The files (536 MB) are downloaded and kept as for `MNISTDataset`. By G. Cohen and
+    others, NIST.
     """
 
     record = _EMNIST["balanced"]
@@ -205,7 +208,7 @@ class EMNISTDataset(RecordedDataset[Split]):
         subset: Subset = "balanced",
         verify: bool = True,
     ) -> IndexedSource[dict[str, Any]]:
-        """As `MNISTDataset.make_disk_source`, of one subset."""
+        """Like `MNISTDataset.make_disk_source`, for one subset."""
         record = _subset(subset, "EMNISTDataset.make_disk_source")
         return cls._on_disk(record, ordering, prefetch_size, split, cache_dir, verify)
 

@@ -1,7 +1,7 @@
-"""What is known about a dataset: its splits, its files, how they are read.
+"""Records: descriptions of datasets, their splits, their files and how to read them.
 
 Record("MNIST", folder="mnist")
-  └─ Form                          one way in which the data comes; the first is downloaded
+  └─ Form                          one file format of the data; the first is downloaded
        ├─ files   by split         RemoteFile: a name, a hash, mirrors
        └─ read(paths, split)       {"image": uint8[n,28,28,1], "label": int32[n]}
 """
@@ -22,7 +22,7 @@ Reader = Callable[[Sequence[Path], str], Arrays]
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file: its name, its hash, and where it can be fetched from."""
+    """A file: its name, its hash, and the addresses from which it can be fetched."""
 
     name: str
     hash: str  # "sha256:..." or "md5:..."
@@ -31,7 +31,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Form:
-    """One way in which a dataset comes: files by split, and the function that reads them."""
+    """One file format of a dataset: the files of each split, and the function that reads them."""
 
     read: Reader
     files: Mapping[str, tuple[RemoteFile, ...]] = field(default_factory=dict)
@@ -47,10 +47,10 @@ class Form:
 
 @dataclass(frozen=True)
 class Record:
-    """A dataset, as data."""
+    """The description of a dataset."""
 
     name: str
-    folder: str  # below the folder of all datasets
+    folder: str  # inside the folder of all datasets
     splits: tuple[str, ...]
     forms: tuple[Form, ...]
     classes: tuple[str, ...] = ()
@@ -63,5 +63,5 @@ class Record:
 
 
 def mirrored(folder_urls: Sequence[str], name: str, hash: str) -> RemoteFile:
-    """A file that several places have under the same name."""
+    """A file that several servers have under the same name."""
     return RemoteFile(name, hash, tuple(f"{url}/{name}" for url in folder_urls))

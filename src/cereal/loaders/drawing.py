@@ -1,4 +1,4 @@
-"""A pipeline, drawn."""
+"""Draws a pipeline as text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LONG = 120
 class Line(NamedTuple):
     """A source or a stage in a drawing."""
 
-    of: Any  # whose label it has
+    of: Any  # the source or stage whose label is shown
     source: Source[Any]  # the pipeline up to it
 
 
 def lines_of(source: Source[Any]) -> list[Line]:
-    """The source and the stages around it, in the order of the data's flow."""
+    """The source and its stages, in the order in which data passes through them."""
     root, stages = parts_of(source) if isinstance(source, Positional) else (source, ())
     above = [] if root._upstream is None else lines_of(root._upstream)
     below = [make_pipeline(root, stages[:count]) for count in range(len(stages) + 1)]
@@ -36,7 +36,7 @@ def first_of(source: Source[Any]) -> Any:
 
 
 def draw(source: Source[Any], reading: str = "") -> str:
-    """One line per stage, with what it gives; `reading` says how Python's part is read.
+    """One line for each stage, with its output; `reading` says how Python's part is read.
 
     ArraySampleSource(ordering=shuffle)  {image: uint8[8,8], label: int32[]}
     └─ BatchTransform(32)                {image: uint8[32,8,8], label: int32[32]}
@@ -57,7 +57,7 @@ def _row(line: Line) -> tuple[str, str]:
 
 
 def _in_short(spec: Any) -> str:
-    """The spec; if it is long, nested parts only by how many parts they have."""
+    """The spec as text; if it is long, only the number of parts for each nested part."""
     whole = format_spec(spec)
     if len(whole) <= _LONG or not isinstance(spec, dict):
         return whole
@@ -69,7 +69,7 @@ def _in_short(spec: Any) -> str:
 
 
 def _on_host(stages: list[Line]) -> int:
-    """How many of the stages Python runs."""
+    """How many lines of the drawing Python runs."""
     by_python = [line.source.traits.by_python for line in stages]
     return len(stages) - by_python[::-1].index(True) if any(by_python) else 0
 
@@ -91,7 +91,7 @@ def _length(source: Source[Any]) -> str:
 
 
 def _surprises(source: Positional[Any]) -> list[str]:
-    """What users may not expect: that nothing shuffles, or that the key changes nothing."""
+    """Says so if nothing shuffles, or if the key changes nothing: users may not expect it."""
     traits = source.traits
     if traits.varies and not (traits.keyed or source._order.random or traits.random_stages):
         return ["epochs differ by the data itself, whatever the key"]

@@ -1,7 +1,7 @@
 """States through `flax.serialization`: `to_bytes({"model": params, "data": state})`.
 
-Flax looks a type up in a table of its own, so somebody has to enter ours. Cereal does not import
-flax: whenever a loader makes a state or takes a step, it looks whether somebody else has.
+Flax has a table of the types that it can save, and ours must be entered there. Cereal does not
+import flax: whenever a loader makes a state or takes a step, it looks whether flax was imported.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..base.pytree import data_fields, made_classes, set_copy
 from ..pipeline.state import PipelineState
 from .policy_slot import PolicySlot
 
-# Structure that belongs to the state and not to the code that restores it.
+# Static fields that are saved too: they belong to the state, not to the code that restores it.
 _WRITTEN = {PipelineState: ("fingerprint",), PolicySlot: ("is_set",)}
 _entered: set[type] = set()
 
 
 def enter_into_flax() -> None:
-    """Tells flax how to write and restore our classes, if it is there and does not know."""
+    """If flax was imported: tells it how to save and restore our classes."""
     flax: Any = sys.modules.get("flax.serialization")
     if flax is None or len(_entered) == len(made_classes):
         return
@@ -59,7 +59,7 @@ def _from_state_dict(flax: Any, node: Any, found: Any) -> Any:
 def _restored(flax: Any, node: Any, name: str, found: Any) -> Any:
     like = getattr(node, name)
     if isinstance(node, PolicySlot) and name == "value" and found is not None:
-        like = node.spec.tree  # a slot that is not filled yet has nothing to look like
+        like = node.spec.tree  # an empty slot has no value to compare with
     made = flax.from_state_dict(like, found, name=name)
     if found is None:
         return made
@@ -68,7 +68,7 @@ def _restored(flax: Any, node: Any, name: str, found: Any) -> Any:
 
 
 def _as_array(node: Any, name: str, like: Any, found: Any) -> Any:
-    """What was read, as the kind of array that it was."""
+    """A restored value as a JAX array, if the state has one there; checks its shape and dtype."""
     if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return found
     if jnp.shape(found) != like.shape or jnp.result_type(found) != like.dtype:

@@ -15,14 +15,14 @@ from ..base.errors import UsageError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Part of the key of every compilation cache while `cereal.jit` traces: a helper that is jitted
-# elsewhere and captures the same loader must not reuse a trace that holds our arguments.
+# While `cereal.jit` traces, this is part of the key of every compilation cache of JAX. Otherwise a
+# jitted helper that captures the same loader could reuse a trace that holds our arguments.
 _trace_context = jax.make_user_context(None)
 _CAPTURED = "cereal_captured_arrays"
 
 
 class _Jitted:
-    """A compiled function whose captured datasets are arguments.
+    """A compiled function; the data of captured loaders become arguments of the program.
 
     fn(state)  --traced-->  met arrays of a loader: end the trace, make them arguments
                --traced-->  compiled(state, arrays)
@@ -43,7 +43,7 @@ class _Jitted:
         self._compiled = jax.jit(traced, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if eager():  # the short way: nobody above has arrays to put in place of ours
+        if eager():  # the fast way: no outer trace has put its own arrays in place of ours
             kwargs[_CAPTURED] = self._arrays
             try:
                 return self._compiled(*args, **kwargs)
@@ -71,20 +71,20 @@ class _Jitted:
         while True:
             arrays = self._arrays
             try:
-                # Inside a plain `jax.jit` they would be captured after all, which warns.
+                # Inside a plain `jax.jit` the arrays would be captured after all: `resolve` warns.
                 kwargs[_CAPTURED] = resolve(arrays, (args, kwargs) if staging() else None)
                 return call(*args, **kwargs)
             except Discovered as found:
                 self._learn(found.arrays)
-                # Tried with all of them, here or in another thread: an outer `cereal.jit` lacks it.
+                # All were arguments already, so it is an outer `cereal.jit` that must learn it.
                 if len(self._arrays) == len(arrays):
                     raise
 
     def _learn(self, arrays: tuple[jax.Array, ...]) -> None:
-        """Adds arrays to the arguments, those that are not among them yet."""
+        """Adds those arrays to the arguments that are not among them yet."""
         with self._lock:
             known = {id(a) for a in self._arrays}
-            # Arrays are only ever appended: a trace in another thread keeps its prefix.
+            # Only appends: a trace that runs in another thread uses the first ones, in order.
             self._arrays += tuple(a for a in arrays if id(a) not in known)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -94,7 +94,7 @@ class _Jitted:
 class _Ahead:
     """A traced, lowered or compiled function, with the arrays that it captured.
 
-    `jax.stages`' own, but `lower` and `compile` keep the arrays and a call passes them on.
+    It wraps an object of `jax.stages`; a call passes the captured arrays on.
     """
 
     def __init__(self, stage: Any, arrays: Any) -> None:
@@ -127,10 +127,10 @@ def jit(fn: Callable[P, R], **options: Any) -> Callable[P, R]: ...
 @overload
 def jit(**options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def jit(fn: Any = None, **options: Any) -> Any:
-    """Compiles a function that may capture loaders: `jax.jit`, but their data are arguments.
+    """Like `jax.jit`, for a function that uses loaders from outside: their data become arguments.
 
-    Under plain `jax.jit` a captured dataset is written into the program: 1 GB takes a minute and
-    three more gigabytes. Here it takes what an argument takes. `options` are those of `jax.jit`.
+    Plain `jax.jit` writes captured data into the program: 1 GB takes a minute and three more
+    gigabytes. Here it costs no more than an argument. `options` are those of `jax.jit`.
 
     >>> import cereal, numpy as np
     >>> source = cereal.ArraySampleSource(np.arange(8.0), ordering="sequential")
@@ -144,8 +144,8 @@ def jit(fn: Any = None, **options: Any) -> Any:
     """
     if "in_shardings" in options:
         raise UsageError(
-            "`cereal.jit` takes no `in_shardings=`: the captured data are arguments that it could "
-            "not name; place the arguments with `jax.device_put`, or write `jax.jit` and pass the "
+            "`cereal.jit` takes no `in_shardings=`: captured data become arguments, which it would "
+            "not cover; place the arguments with `jax.device_put`, or write `jax.jit` and pass the "
             "loader as an argument."
         )
     if fn is None:

@@ -50,9 +50,9 @@ class DataLoader(Generic[T]):
         Source  ->  Transform ...  ->  DataLoader  ->  device
         what        how                when            where
 
-    A loader has no state of its own: every method takes one and returns the next, so it can be
-    used inside `jit`, `grad`, `vmap` and `scan`, from several threads, and again from any
-    position. It is a pytree; pass it to your compiled functions as an argument.
+    A loader has no state of its own: a step takes a state and returns the next one. So you can use
+    a loader inside `jit`, `grad`, `vmap` and `scan`, from several threads, and from any position.
+    It is a pytree; pass it to your compiled functions as an argument.
 
     >>> import cereal, jax, numpy as np
     >>> data = {"image": np.zeros((10, 8, 8), np.uint8), "label": np.arange(10)}
@@ -67,29 +67,29 @@ class DataLoader(Generic[T]):
     (4, 8, 8) 4
     (4, 8, 8) 2
 
-    The options are for what Python reads: files, datasets, HostMapTransform and its like. Where
-    compiled code reads the data they have no effect, and an OptionWarning says so.
+    The options are for data that Python reads: files, datasets, HostMapTransform and other host
+    stages. If compiled code reads the data, they have no effect, and an OptionWarning says so.
 
     Args:
-        pipeline: A list that begins with a source, arrays or a dataset, stages behind it; or one
-            source, such as `BatchTransform(4)(source)`.
+        pipeline: A list: first a source, arrays or a dataset, then the stages. Or one source, such
+            as `BatchTransform(4)(source)`.
         workers: How many threads read. By default the loader chooses: none for small batches that
             one NumPy call reads, one if such a batch has 1 MB or more, and up to four, one per CPU,
-            where Python makes every element. 0 reads in your own thread, to debug.
-        prefetch: How many batches are read ahead at most. By default two per thread, and two at
-            least; fewer if they took more than 256 MB. If a source has a `prefetch_size`, so many
-            elements are read ahead instead.
+            if Python makes each element. 0 reads in your own thread, for debugging.
+        prefetch: How many batches are read ahead at most. By default two per thread, and at least
+            two; fewer if they need more than 256 MB. If a source has a `prefetch_size`, the default
+            is that number of elements.
         on_error: What to do if an element cannot be read. "raise", the default: the step raises
             that error when its batch is due. "skip": the element is masked, and counted in
-            `loader.skipped`. A function: it gets the error, and returns the element to take
-            instead, or None to skip it.
-        timeout: How many seconds an element may take before that is an error; it needs a worker.
-            None, the default, is no limit.
+            `loader.skipped`. A function: it gets the error, and returns an element to use instead,
+            or None to skip it.
+        timeout: How many seconds reading an element may take; if it takes longer, that is an error.
+            It needs a worker. None, the default, is no limit.
     """
 
     raises_unseen: ClassVar[bool] = True
 
-    running: Source[T]  # the pipeline, and who reads its host part
+    running: Source[T]  # the pipeline, with the readers of its host part
 
     @overload
     def __init__(
@@ -103,7 +103,7 @@ class DataLoader(Generic[T]):
     ) -> None: ...
     @overload
     def __init__(
-        self: DataLoader[Any],  # what stages in a list make of each other, types cannot say
+        self: DataLoader[Any],  # types cannot express what a list of stages makes
         pipeline: Sequence[Any],
         *,
         workers: int | None = None,
@@ -133,7 +133,7 @@ class DataLoader(Generic[T]):
 
     @property
     def service(self) -> Any:
-        """Who reads what Python makes of the pipeline; None: it makes nothing."""
+        """What reads the part of the pipeline that Python runs; None if there is no such part."""
         return getattr(self.running, "service", None)
 
     # One step
@@ -141,7 +141,7 @@ class DataLoader(Generic[T]):
     def init_state(self, key: Any, policy_state: Any = None) -> Any:
         """The state at the first element of epoch 0; `key` is a JAX random key or an integer.
 
-        For rollouts `policy_state` is who acts, as `set_policy_state` puts it in.
+        For rollouts, `policy_state` is the policy's parameters and memory; see `set_policy_state`.
         """
         raise_unseen()
         if isinstance(key, int) and not isinstance(self.source, Positional):
@@ -174,7 +174,8 @@ class DataLoader(Generic[T]):
     ) -> BatchIterator[T]:
         """A Python iterator over `(batch, mask)`, to the end of the state's epoch.
 
-        Its `state` is exact after every batch, and that after the last one begins the next epoch:
+        Its `state` is the state after the last batch that it gave. After all batches, that is the
+        beginning of the next epoch:
 
             for epoch in range(10):
                 batches = loader.iterate(state)
@@ -182,12 +183,11 @@ class DataLoader(Generic[T]):
                 state = batches.state
 
         Args:
-            state: Where to begin; in the middle of an epoch, it gives the rest. It may be left out
-                if the pipeline is not random: then it begins with the first batch, of key 0.
-            steps: Gives so many batches, through as many epochs as it takes. By default it is not
-                given, and `epochs` decides.
-            epochs: Ends after so many epochs, that of the state included; 1 by default. None is
-                without end.
+            state: Where to begin. From the middle of an epoch, you get the rest of it. If the
+                pipeline is not random, you may leave it out: then it begins with the first batch.
+            steps: How many batches to give, across epochs if needed. By default `epochs` decides.
+            epochs: How many epochs to run, the state's epoch included; 1 by default. None never
+                ends.
             progress: True shows a progress bar, a string is its title; False, the default, nothing.
         """
         if misplaced:
@@ -205,7 +205,7 @@ class DataLoader(Generic[T]):
 
     @cached_property
     def learnt(self) -> Learnt:
-        """What iterating this loader has shown; it goes with the loader, and changes no batch."""
+        """What earlier iterations of this loader have shown; it changes no batch."""
         return Learnt()
 
     def scan_epoch(
@@ -221,10 +221,10 @@ class DataLoader(Generic[T]):
     ) -> tuple[Any, Carry, Any]:
         """Runs `body_fn(carry, batch, mask) -> (carry, output)` over an epoch, as one program.
 
-        Returns `(state, carry, outputs)`, the outputs stacked. A body at the level of a module is
-        compiled once; one that belongs to an object, or is defined anew, is traced at every call
-        (milliseconds) and compiled once. What it refers to is what it is when `scan_epoch` is
-        called.
+        Returns `(state, carry, outputs)`, the outputs stacked. A body that is a function of a
+        module is traced and compiled once. A method, or a function that you define again for every
+        call, is traced in every call (milliseconds) and compiled once. The body always uses the
+        values that its variables have when you call `scan_epoch`.
 
         >>> import cereal
         >>> loader = cereal.DataLoader([cereal.RangeSource(8), cereal.BatchTransform(4)])
@@ -236,13 +236,13 @@ class DataLoader(Generic[T]):
 
         Args:
             state: Where to begin, as `init_state` and the last step return it.
-            carry: What the body gets first and hands on, a tree of arrays: parameters, for example.
+            carry: The first carry that the body gets, a tree of arrays: parameters, for example.
             body_fn: A function that JAX can trace.
             steps: How many batches; by default `steps_per_epoch`, also from the middle of an epoch.
             unroll: How many steps of the loop are compiled as one, as in `jax.lax.scan`; 1 by
                 default.
             feedback: `feedback(state, carry, output) -> state` changes the loader's state after
-                every batch: a policy that was just trained acts in the next. By default, none.
+                each batch: the trained policy acts in the next batch, for example. Default: None.
             progress: True shows a progress bar, a string is its title; False, the default, nothing.
         """
         steps = as_optional_count(steps, "steps", "scan_epoch", 0)
@@ -258,22 +258,22 @@ class DataLoader(Generic[T]):
     # Policies
 
     def set_policy_state(self, state: Any, policy_state: Any) -> Any:
-        """A state with this policy in it, for pipelines that begin with a source of rollouts.
+        """A copy of the state that holds this policy state; for rollouts.
 
             state = loader.set_policy_state(state, {"params": params})
 
-        The tree is copied: what is done to `policy_state` later does not reach the state.
+        The tree is copied: if you change `policy_state` later, the state does not change.
         """
         return set_policy_state(state, policy_state)
 
     def get_policy_state(self, state: Any) -> Any:
-        """The policy state in a state: parameters as set, memories as they are now."""
+        """The policy state in a state: the parameters that were set, and its memory now."""
         return get_policy_state(state)
 
     # Any step
 
     def state_at(self, key: Any, step: int) -> PipelineState:
-        """The state from which step number `step` (from 0, through all epochs) is made; O(1)."""
+        """The state before step number `step`, counted from 0 across epochs; takes O(1) time."""
         source = self._positional("state_at")
         step = as_count(step, "step", "state_at", 0)
         epoch, offset = starts(np, 0, 0, step, **source._plan.arithmetic)
@@ -282,7 +282,7 @@ class DataLoader(Generic[T]):
         return PipelineState(to_device(words), source._fingerprint)
 
     def batch_at(self, key: Any, step: int) -> tuple[T, Mask]:
-        """The batch of step number `step` and its mask, whatever was read before.
+        """The batch of step number `step` and its mask; no other batch is read for it.
 
         >>> import cereal
         >>> loader = cereal.DataLoader([cereal.RangeSource(10), cereal.BatchTransform(4)])
@@ -318,17 +318,17 @@ class DataLoader(Generic[T]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch that starts at its beginning."""
+        """The number of batches in a whole epoch."""
         if self.source.traits.unknown_length:
             raise UsageError(
-                "how many batches an epoch has is not known: the data only iterates. Pass "
+                "the number of batches in an epoch is not known: the data is an iterator. Pass "
                 "`IterableSource(make_iterator, length=...)`, or `steps=` to `scan_epoch`; "
                 "`iterate` ends with the data."
             )
         return self.source.steps_per_epoch
 
     def element_spec(self) -> Any:
-        """The tree of `jax.ShapeDtypeStruct` of one batch."""
+        """The shapes and dtypes of one batch, as a tree of `jax.ShapeDtypeStruct`."""
         return self.source.element_spec()
 
     def __len__(self) -> int:
@@ -352,7 +352,7 @@ class DataLoader(Generic[T]):
         return 0 if self.service is None else self.service.skipped
 
     def read_element(self, index: int, *, key: Any = 0, epoch: int = 0) -> Any:
-        """The element of an index as it is before batching, read by the caller; for debugging.
+        """The element at an index, before batching, read in the calling thread; for debugging.
 
         >>> import cereal
         >>> loader = cereal.DataLoader([["a", "bb"], cereal.HostMapTransform(len)])
@@ -368,7 +368,8 @@ class DataLoader(Generic[T]):
     def close(self) -> None:
         """Ends the threads that read ahead; they start again when the loader is used.
 
-        Raises what a host function raised in a program over several devices, and nobody has seen.
+        Raises an error of a host function that no step has raised yet: in a program over several
+        devices, JAX can lose it.
         """
         if self.service is not None:
             self.service.close()
@@ -379,7 +380,7 @@ class DataLoader(Generic[T]):
         return self
 
     def __exit__(self, error: Any, *_: object) -> None:
-        with contextlib.suppress(*([] if error is None else [Exception])):  # which says more
+        with contextlib.suppress(*([] if error is None else [Exception])):  # `error` says more
             self.close()
 
     def __getattr__(self, name: str) -> Any:

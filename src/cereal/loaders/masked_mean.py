@@ -1,4 +1,4 @@
-"""Arithmetic that leaves padding out."""
+"""The mean over elements that are not masked."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
 
         values [B] or [B, ...], mask [B]
 
-    Multiplying by `mask[:, None]` and taking the mean is wrong twice: it broadcasts to [B, B],
-    and it divides by the padding too. A mask of other numbers than 0 and 1 is an error; where
-    they are traced, and nobody can look, the mean is nan.
+    `(values * mask[:, None]).mean()` would be wrong twice: it broadcasts to [B, B], and it counts
+    the padding in the division. A mask with numbers other than 0 and 1 is an error; if the mask is
+    traced, so that its numbers are not known, the mean is nan instead.
 
     >>> import cereal, jax.numpy as jnp
     >>> float(cereal.masked_mean(jnp.array([1.0, 3.0, 99.0]), jnp.array([True, True, False])))
@@ -57,7 +57,7 @@ def _numbers(value: Any, name: str) -> jax.Array:
 
 
 def _as_mask(mask: jax.Array) -> tuple[Any, jax.Array]:
-    """A mask of True and False; and for one of numbers that is traced, whether they are 0 and 1."""
+    """The mask as booleans; and, if it is traced numbers, a check that they are all 0 or 1."""
     if mask.dtype == jnp.bool_:
         return None, mask
     good = jnp.all((mask == 0) | (mask == 1))
@@ -71,7 +71,7 @@ def _as_mask(mask: jax.Array) -> tuple[Any, jax.Array]:
 
 
 def note_unbatched(error: Exception, mask: jax.Array) -> None:
-    """Writes into an error of a function of batches that it was given a single element."""
+    """If nothing batches: adds a note to a function's error that it got a single element."""
     if jnp.ndim(mask) == 0:
         error.add_note(
             "cereal: nothing batches in this pipeline, so `batch` was a single element, without an "

@@ -19,9 +19,9 @@ _MISSING = object()
 class NextBatch(Generic[T]):
     """`next_batch(state) -> (batch, state, mask)`: one step of the pipeline.
 
-    A loader keeps one of these and hands it out at every access. A bound method would be a new
-    object each time, and `jax.jit(loader.next_batch)` in a loop would trace anew; and since this
-    refers to the source and not to the loader, it makes no cycle that keeps the data alive.
+    A loader makes one such object and returns it at every access. A bound method would be a new
+    object each time, and `jax.jit(loader.next_batch)` in a loop would trace each time. The object
+    refers to the source and not to the loader, so there is no cycle that keeps the data alive.
     """
 
     __name__ = "next_batch"
@@ -45,8 +45,10 @@ class NextBatch(Generic[T]):
         return batch, state, mask
 
     def _look(self, source: Positional[T], state: PipelineState) -> None:
-        """At the first state only, the one that a checkpoint may have spoilt: to wait at every step
-        for words that lie on a device would halve the speed."""
+        """Checks the position of the first state, which may come from a damaged checkpoint.
+
+        Only of the first one: waiting for the state's words at every step would halve the speed.
+        """
         if is_concrete(state.words) and state.words.is_fully_addressable:
             check_within(host_words(state)[3], source.traits.length)
             self._looked = True

@@ -1,8 +1,8 @@
 """The state of a policy inside the state of a pipeline.
 
-A source that acts carries the policy's parameters, and what the policy remembers, in a slot of its
-state. Stages wrap states in states of their own, so a slot is found by walking the tree of the
-state, as JAX sees it, down to the slot: whatever lies around it is put back as it was.
+A source of rollouts keeps the policy's parameters, and what the policy remembers, in a slot of its
+state. Stages wrap that state in their own states. So the slot is found by walking through the
+pytree of the state; everything around it stays as it is.
 
     BatchedStreamState( RolloutState( ..., PolicySlot(value), ... ), step )
 """
@@ -25,18 +25,18 @@ _SET = "state = loader.set_policy_state(state, policy_state)"
 
 @pytree_dataclass
 class PolicySlot:
-    """A place for the state of a policy that looks like `spec`."""
+    """A place for a policy state with the structure, shapes and dtypes of `spec`."""
 
     value: Any
     spec: Spec = static_field()
     is_set: bool = static_field(default=False)
 
     def filled(self, policy_state: Any) -> PolicySlot:
-        """The slot with this in it: a copy of the tree, whose arrays are as the spec says."""
+        """A slot that holds a copy of this policy state; it must match the spec."""
         return PolicySlot(_as_spec(policy_state, self.spec), self.spec, True)
 
     def get(self) -> Any:
-        """What was put in."""
+        """The policy state; raises if none was set."""
         if not self.is_set:
             raise UsageError(
                 f"no policy state was set: a state begins without one. Write `{_SET}` before the "
@@ -46,7 +46,7 @@ class PolicySlot:
 
 
 def empty_slot(spec: Spec) -> PolicySlot:
-    """A slot to be set; a policy without any state needs no setting."""
+    """A slot in which nothing is set yet; a policy without state needs nothing."""
     if not spec.leaves:
         return PolicySlot(spec.tree, spec, True)
     return PolicySlot(None, spec)
@@ -57,7 +57,7 @@ def _is_slot(node: Any) -> bool:
 
 
 def find_slot(state: Any) -> PolicySlot:
-    """The one slot of a state, whatever is wrapped around it."""
+    """The one slot of a state, inside any states of stages."""
     slots = [leaf for leaf in jax.tree.leaves(state, is_leaf=_is_slot) if _is_slot(leaf)]
     if not slots:
         raise UsageError(
@@ -66,25 +66,25 @@ def find_slot(state: Any) -> PolicySlot:
         )
     if len(slots) > 1:
         raise UsageError(
-            f"this state carries {len(slots)} policies, and which one is meant cannot be told; "
+            f"this state carries {len(slots)} policies, and it is not clear which one is meant; "
             f"set it in the part of the state that belongs to the source."
         )
     return slots[0]
 
 
 def get_policy_state(state: Any) -> Any:
-    """The policy state that a state carries: parameters as set, memories as they are now.
+    """The policy state in a state: the parameters that were set, and its memory now.
 
         policy = cereal.rl.get_policy_state(state)
         state = cereal.rl.set_loader_policy_state(state, {**policy, "params": params})
 
-    So a recurrent policy gets new parameters and goes on with what it remembers.
+    These two lines give a recurrent policy new parameters; it keeps its memory.
     """
     return jax.tree.map(lambda leaf: leaf, find_slot(state).get())
 
 
 def set_policy_state(state: Any, policy_state: Any) -> Any:
-    """A state like `state`, with this policy in it; both stay as they are.
+    """A copy of `state` that holds this policy state.
 
         state = loader.init_state(key)
         state = cereal.rl.set_loader_policy_state(state, policy_state)
@@ -98,7 +98,7 @@ def set_policy_state(state: Any, policy_state: Any) -> Any:
 def _as_spec(policy_state: Any, spec: Spec) -> Any:
     if jax.tree.structure(policy_state) != spec.structure:
         raise StateError(
-            f"the policy state is built otherwise than the template: it is "
+            f"the policy state has another structure than the template: it is "
             f"{_describe(policy_state)}, the template is {spec}. To change a part of it, write "
             f"`{{**loader.get_policy_state(state), 'params': params}}`."
         )

@@ -1,8 +1,8 @@
 """A progress bar around an iterator: a moving one in a terminal, a few lines in a log file.
 
-Its clock starts with the second batch. Before the first one the pipeline is compiled, and between
-the two the caller's own step; counted in, that would make the rate too low and the estimate of the
-time that is left too long.
+Its clock starts with the second batch. The pipeline is compiled before the first batch, and the
+caller's own step before the second. If that time counted, the rate would be too low, and the
+estimate of the remaining time too long.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import sys
 from typing import Any
 
 _UNTIMED = 2  # updates that wait for compilation
-_LINES = 4  # that a log file gets after the first, where the number of batches is known
+_LINES = 4  # lines in a log file after the first one, if the number of batches is known
 
 
 class NoBar:
-    """A bar that shows nothing, so that loops need not ask."""
+    """A bar that shows nothing, so that loops need not check whether there is one."""
 
     def update(self, n: int = 1) -> None:
         """So many more batches were handed out."""
@@ -47,7 +47,7 @@ class MovingBar:
 class LogLines:
     """The same bar as lines of text: at the first batch, then at each quarter.
 
-    Where nobody knows the number of batches, at the 1st, 10th, 100th, ...
+    If the number of batches is not known: at the 1st, 10th, 100th, ...
     """
 
     def __init__(self, bar: Any) -> None:
@@ -90,18 +90,18 @@ def progress_bar(progress: bool | str, total: int | None) -> Any:
     options["desc"] = progress if isinstance(progress, str) else None
     if _can_move(tqdm):
         return MovingBar(tqdm(dynamic_ncols=True, **options))
-    return LogLines(tqdm(delay=float("inf"), **options))  # it counts, and writes nothing itself
+    return LogLines(tqdm(delay=float("inf"), **options))  # tqdm only counts
 
 
 def _can_move(bar: type) -> bool:
-    """Whether a bar can be drawn over: in a terminal, or where tqdm chose that of notebooks."""
+    """Whether a bar can be redrawn in place: in a terminal, or if tqdm chose its notebook bar."""
     from tqdm.notebook import tqdm_notebook
 
     return sys.stderr.isatty() or issubclass(bar, tqdm_notebook)
 
 
 def _start_clock(bar: Any, n: int) -> None:
-    """Counts batches, and has the rate be that of those after them."""
+    """Counts n batches and restarts the clock: the rate is that of the batches after them."""
     bar.unpause()
     bar.n += n
     bar.last_print_n = bar.initial = bar.n

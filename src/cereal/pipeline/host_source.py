@@ -113,7 +113,7 @@ def first_element(source: Any, wanted: Any = None, otherwise: Any = None) -> Any
         return otherwise
     if first is None:
         raise PipelineError(f"{source._label}: all of its first {tries} elements are left out.")
-    hint = "; for what only iterates, write `IterableSource(lambda: iter(...))`"
+    hint = "; if it can only be iterated, write `IterableSource(lambda: iter(...))`"
     raise PipelineError(
         f"{source._label} failed on its first elements: {in_one_line(first)}"
         f"{hint if isinstance(first, NotImplementedError) else ''}"

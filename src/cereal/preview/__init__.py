@@ -1,3 +1,3 @@
-"""Looking at data: some elements, drawn on one sheet."""
+"""Draws some elements of data as one picture."""
 
 from .preview import preview as preview

@@ -1,8 +1,8 @@
-"""From labels to the words under an image.
+"""Turns labels into the captions under the images.
 
 3, classes=("cat", ...)         the name, or the number
 [0, 0, 1, 0]                    one-hot: the place of the 1, or its name
-[0.1, 0.9]                      parts of a whole: the largest, and how much of it
+[0.1, 0.9]                      probabilities: the largest, with its percentage
 [1, 0, 1, ...] of 40, names     attributes: the names of those that are set
 "text", b"text", 0.25           as it is
 """
@@ -18,12 +18,12 @@ from ..base.errors import PipelineError
 from .pixels import number, numeric
 
 Names = Sequence[str]
-_MOST_SET = 3  # attributes that are named, before "+ 5 more"
-_SHORT = 4  # vectors that are written out
+_MOST_SET = 3  # so many attributes are named, before "+ 5 more"
+_SHORT = 4  # vectors up to this length are written out
 
 
 def as_names(classes: Any) -> Names | Mapping[str, Names] | None:
-    """Reads `classes=`: names by number, or such names by the key of a label."""
+    """Checks `classes=`: the names of labels 0, 1, 2, ..., or a dict of such names by label key."""
     if classes is None or is_names(classes):
         return classes
     if isinstance(classes, Mapping) and all(is_names(names) for names in classes.values()):
@@ -36,7 +36,7 @@ def as_names(classes: Any) -> Names | Mapping[str, Names] | None:
 
 
 def is_names(value: Any) -> bool:
-    """Whether these are names by number."""
+    """Whether this is a list of names, for the labels 0, 1, 2, ..."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
@@ -45,9 +45,9 @@ def is_names(value: Any) -> bool:
 def captions(
     labels: Mapping[str, Sequence[Any]], classes: Any, otherwise: Sequence[str]
 ) -> list[str]:
-    """The lines under each element; those of `otherwise` where labels say nothing.
+    """The caption of each element; if its labels give none, the one in `otherwise`.
 
-    Names without a key, or of the key None, belong to the first label.
+    Names without a key, or with the key None, belong to the first label.
     """
     names: Mapping[Any, Any] = classes if isinstance(classes, Mapping) else {None: classes}
     columns = []
@@ -63,7 +63,7 @@ def captions(
 
 
 def _words(values: Sequence[Any], names: Names | None) -> list[str]:
-    """One text per value of a label; "": nothing to say."""
+    """One text for each value of a label; "" if there is nothing to write."""
     arrays = [numeric(value) for value in values]
     there = [array for array in arrays if array is not None]
     if not there or any(array.ndim != 1 or array.size <= 1 for array in there):
@@ -99,7 +99,7 @@ def _scalar(value: bool | int | float, names: Names | None) -> str:
 
 
 def _are_shares(rows: np.ndarray) -> bool:
-    """Whether each row is one-hot, or has the parts of a whole."""
+    """Whether each row is one-hot, or probabilities that sum to one."""
     total, tolerance = rows.sum(axis=1), 1e-3 if rows.dtype.kind == "f" else 0
     return bool((rows >= 0).all() and np.allclose(total, 1, rtol=0, atol=tolerance))
 
@@ -111,7 +111,7 @@ def _largest(row: np.ndarray, names: Names | None) -> str:
 
 
 def _vector(row: np.ndarray, names: Names | None) -> str:
-    """The names of what is above 0 (some write -1 for "not"); without names, a few numbers."""
+    """The names of the values above 0 (some data has -1 for "not"); without names, the numbers."""
     if names is None or len(names) != row.size:
         return ", ".join(_scalar(x, None) for x in row.tolist()) if row.size <= _SHORT else ""
     found = [str(name) for name, value in zip(names, row, strict=True) if value > 0]

@@ -1,11 +1,11 @@
 """Many small images on one sheet, with a caption under each.
 
-what it is
+title
 +---+ +---+ +---+
 | 7 | | 2 | | X |     faded and crossed out: padding
 +---+ +---+ +---+
   7     2    padding
-what its values are
+a note about the range of values
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _MARGIN, _GAP = 14, 8
 _TITLE, _CAPTION, _NOTE = 15, 12, 11  # sizes of letters
 _INK, _GREY, _FRAME, _CROSS = (30, 30, 30), (125, 125, 125), (222, 222, 222), (105, 105, 105)
 _LEAST, _MOST = 72, 160  # the longest side of an image is scaled into this range
-_NARROWEST = 44  # width of a cell, so that a caption has room
+_NARROWEST = 44  # the least width of a cell, so that a caption has room
 _WIDEST_TITLE = 520
-_SHAPE = 1.4  # width by height of a sheet
+_SHAPE = 1.4  # the width of a sheet, divided by its height
 _MOST_PIXELS = 10**8
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ContactSheet:
-    """A picture of some elements; a notebook shows it by itself.
+    """A picture of some elements, which `preview` returns; a notebook shows it.
 
     >>> import cereal
     >>> sheet = cereal.preview(cereal.DigitsDataset("test"), count=10)
@@ -54,7 +54,7 @@ class ContactSheet:
     size: tuple[int, int]
 
     def save(self, path: str | PathLike[str]) -> Path:
-        """Writes the PNG, whole or not at all, and returns where it is."""
+        """Writes the PNG and returns its path; a file is never left half written."""
         target = checked_path(path)
         write_atomically(target, lambda file: file.write(self.png))
         return target
@@ -67,7 +67,7 @@ class ContactSheet:
 
 
 def checked_path(path: str | PathLike[str]) -> Path:
-    """A path whose suffix is `.png`, or that has none."""
+    """The path; refuses one with a suffix other than `.png`."""
     target = as_path(path, "path", "a contact sheet")
     if target.suffix.lower() not in ("", ".png"):
         raise UsageError(
@@ -78,7 +78,7 @@ def checked_path(path: str | PathLike[str]) -> Path:
 
 
 def pillow() -> Any:
-    """The modules of Pillow that are needed, imported on use."""
+    """The modules of Pillow that a sheet needs, imported when they are first used."""
     names = ("Image", "ImageDraw", "ImageFont")
     return SimpleNamespace(**{name: needs(f"PIL.{name}", "images", "preview") for name in names})
 
@@ -93,10 +93,11 @@ def contact_sheet(
     columns: int | None = None,
     scale: float | None = None,
 ) -> ContactSheet:
-    """Images (uint8 [H, W, 3], of any sizes; None: nothing to see), each over its caption.
+    """Draws images in rows, each with its caption below.
 
-    Small images are enlarged so that their pixels show, large ones shrunk; `scale` says by how
-    much. Where `mask` is False the image is faded and crossed out.
+    Images are uint8 [H, W, 3], of any size; None draws an empty cell. By default small images are
+    enlarged and large ones shrunk; `scale` is a fixed factor instead. If the mask of an image is
+    False, it is faded and crossed out.
     """
     real = [True] * len(images) if mask is None else list(mask)
     if not len(images) == len(captions) == len(real) or not images:
@@ -135,7 +136,7 @@ def contact_sheet(
 
 @dataclasses.dataclass(frozen=True)
 class _Room:
-    """Cells in rows: `wide` and `high` are for the image, `tall` is with its caption."""
+    """The grid: `wide` and `high` are for an image, `tall` includes its caption."""
 
     wide: int
     high: int
@@ -165,12 +166,12 @@ class _Room:
 
     @property
     def grid(self) -> int:
-        """The width of all columns."""
+        """The width of all columns together."""
         return self.across * (self.wide + _GAP) - _GAP
 
     @property
     def height(self) -> int:
-        """The height of all rows."""
+        """The height of all rows together."""
         return self.down * (self.tall + _GAP) - _GAP
 
 
@@ -184,7 +185,7 @@ def _sides(image: np.ndarray, scale: float | None) -> tuple[int, int]:
 
 
 def _columns(n: int, wide: int, tall: int) -> int:
-    """How many side by side: near the shape of a page, if possible in full rows."""
+    """The number of columns: the sheet is shaped like a page, with full rows if possible."""
 
     def cost(across: int) -> float:
         down = -(-n // across)

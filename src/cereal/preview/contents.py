@@ -1,11 +1,11 @@
-"""What to look at in an element: which of its parts is the image, which are its labels.
+"""Finds out which part of an element is the image, and which parts are labels.
 
     {"image": [28, 28], "label": []}       an image and its label
     ([28, 28], [])                         the same, as parts 0 and 1
-    {"context": [30], "target": [5]}       a series, and how it goes on
+    {"context": [30], "target": [5]}       a series, and its continuation
     {"inputs": {"left": [64, 64, 3]}}      the part is called "inputs.left"
 
-Elements are columns here: a list of values for each part, by name.
+Elements are stored as columns here: for each part, by its name, a list of values.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _IMAGES = ("image", "img", "pixel", "picture", "photo")
 _SERIES = ("context", "series", "sequence", "signal", "window", "target")
 _LABELS = ("y", "target", "class", "category", "attributes", "attrs", "caption", "text", "name")
 _MOST_LABELS = 3
-_WIDE = 4  # so few columns are features of a series rather than an image
+_WIDE = 4  # an array with at most this many columns is a series with features, not an image
 
 
 class Contents(NamedTuple):
-    """The parts of elements that are drawn, and those that are written under them."""
+    """The names of the parts that are drawn, and of those that become captions."""
 
     image: str | None
     series: list[str]
@@ -37,14 +37,14 @@ class Contents(NamedTuple):
 
     @property
     def drawn(self) -> list[str]:
-        """The names of what is drawn."""
+        """The names of the parts that are drawn."""
         return self.series if self.image is None else [self.image]
 
 
 def named_leaves(tree: Any, *, lists: bool = True) -> dict[str, Any]:
-    """The parts of an element by name; a bare array is called "".
+    """The parts of an element by name; if the element is one array, its name is "".
 
-    A list of numbers is one part; without `lists`, every list is.
+    A list of numbers is one part; with `lists=False`, any list is one part.
     """
     whole = is_leaf if lists else lambda x: isinstance(x, list)
     paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=whole)[0]
@@ -52,7 +52,7 @@ def named_leaves(tree: Any, *, lists: bool = True) -> dict[str, Any]:
 
 
 def describe(columns: Columns) -> str:
-    """`{image: uint8[28,28], label: int32[]}`, of the first values that are there."""
+    """`{image: uint8[28,28], label: int32[]}`: the first value of each part that is not None."""
     parts = [f"{name}: {_describe_values(values)}" for name, values in columns.items()]
     return _describe_values(columns[""]) if list(columns) == [""] else "{" + ", ".join(parts) + "}"
 
@@ -76,7 +76,7 @@ def _first(values: Sequence[Any]) -> Any:
 def find_contents(
     columns: Columns, *, image_key: Any, series_key: Any, label_key: Any, owner: str
 ) -> Contents:
-    """The parts that the keys name, else those that look like images, series and labels."""
+    """The parts that the keys name; without keys, those that look like images, series, labels."""
     has = f"the elements of {owner} are {describe(columns)}"
     arrays = {name: numeric(_first(values)) for name, values in columns.items()}
     image: str | None = None
@@ -135,7 +135,7 @@ def _check_image(name: str, array: np.ndarray | None, has: str) -> None:
 
 
 def _find_image(arrays: Mapping[str, np.ndarray | None], has: str) -> str | None:
-    """The part that is called image, or the first that has its shape."""
+    """The part that is called image; otherwise the first part with the shape of an image."""
     called = [name for name in arrays if _name_has(name, _IMAGES)]
     called.sort(key=lambda name: name.rpartition(".")[2] != "image")
     for name in called:
@@ -155,7 +155,7 @@ def _find_image(arrays: Mapping[str, np.ndarray | None], has: str) -> str | None
 
 
 def _find_series(arrays: Mapping[str, np.ndarray | None]) -> list[str]:
-    """The context and what follows it, or the first series that there is."""
+    """The context and its target; otherwise the first series."""
     found = [
         name
         for name, array in arrays.items()
@@ -173,7 +173,7 @@ def _name_has(name: str, words: Sequence[str]) -> bool:
 
 
 def _find_labels(columns: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Parts that are called label, or are likely to be one, or else numbers and texts."""
+    """Parts called label; otherwise parts with other usual names; otherwise numbers and texts."""
     last = {name: name.rpartition(".")[2].lower() for name in columns}
     labels = [name for name in columns if "label" in last[name]]
     labels.sort(key=lambda name: last[name] != "label")

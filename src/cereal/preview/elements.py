@@ -1,7 +1,7 @@
-"""The elements that a preview draws: of a loader, a source, a dataset, or arrays.
+"""Reads the elements that a preview draws: from a loader, a source, a dataset, or arrays.
 
-A loader is read by a copy of it in the caller's thread: nothing is read ahead, the loader itself
-does not change, and no thread is left behind.
+For a loader, a copy without workers reads them in the caller's thread: nothing is read ahead, the
+loader itself does not change, and no thread is left running.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _MOST = 64
 
 @dataclasses.dataclass
 class PreviewElements:
-    """Elements as columns: for each part of them, by its name, a list of values."""
+    """Elements as columns: for each part, by its name, a list of values."""
 
     columns: Columns
     mask: list[bool]
-    places: list[str]  # "#" and the index of each in its data
-    owner: str  # what they are elements of
+    places: list[str]  # "#" and the index of each element in its data
+    owner: str  # the name of the data, for errors
     title: str
-    names: Any = None  # of labels, where the data knows them
+    names: Any = None  # the names of labels, if the data has them
 
 
 def preview_elements(
     data: Any, count: int | None, state: Any, key: Any, step: int | None
 ) -> PreviewElements:
-    """At most `count` elements: of a loader from a step on, else the first ones.
+    """At most `count` elements: from a step of a loader on, or the first ones of other data.
 
-    Without a count: one batch, or as many as fit on a sheet.
+    Without a count: one batch, or the first elements; at most 64.
     """
     batches = 1 if count is None else math.inf
     count = _MOST if count is None else count
@@ -83,7 +83,7 @@ def preview_elements(
 
 
 def _without_workers(data: DataLoader[Any] | Source[Any]) -> DataLoader[Any]:
-    """The same pipeline, read by the caller."""
+    """A loader of the same pipeline that reads in the caller's thread."""
     if isinstance(data, Source):
         return DataLoader(data, workers=0)
     service = data.service
@@ -118,7 +118,7 @@ def _position(source: Source[Any], state: Any) -> str:
 
 
 def _steps_left(source: Source[Any], state: Any) -> float:
-    """How many steps there are to the end of the epoch, at least one."""
+    """The number of steps to the end of the epoch, at least one."""
     if not isinstance(source, Positional):
         return max(1, source.steps_per_epoch)
     if source.traits.unknown_length:
@@ -160,7 +160,7 @@ def _of_loader(
 
 
 def _per_element(batch: Any, lanes: tuple[int, ...]) -> Columns:
-    """The parts of a batch that have a value per element, with all axes of the batch in one."""
+    """The parts of a batch with one value for each element; all axes of the batch become one."""
     found: Columns = {}
     for name, leaf in named_leaves(batch).items():
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):  # random keys
@@ -171,7 +171,7 @@ def _per_element(batch: Any, lanes: tuple[int, ...]) -> Columns:
 
 
 def _of_python(source: Any, count: int, state: Any, where: str) -> PreviewElements:
-    """Elements that are no arrays, as Python makes them."""
+    """Elements that are not arrays but Python objects."""
     n = int(min(count, _steps_left(source, state)))
     if source._iterators is not None:
         source._iterators.adopt(state.bookmark)
@@ -185,7 +185,7 @@ def _of_python(source: Any, count: int, state: Any, where: str) -> PreviewElemen
 
 
 def _as_columns(elements: dict[int, Any], owner: str, title: str) -> PreviewElements:
-    """Elements by their index, as columns; those that were skipped are masked."""
+    """Elements, given by index, as columns; skipped elements are masked."""
     mask = [element is not SKIPPED for element in elements.values()]
     if not any(mask):
         raise PipelineError(f"preview: {owner} has no element to draw.")
@@ -279,7 +279,7 @@ def _length(data: Any) -> int:
         elif isinstance(data, BatchIterator):
             hint = "pass its loader, and where it is: `preview(loader, state=batches.state)`"
         elif hasattr(data, "__next__"):
-            hint = "what only iterates, read first: `preview(list(itertools.islice(data, 64)))`"
+            hint = "read elements of it first: `preview(list(itertools.islice(data, 64)))`"
         raise UsageError(f"preview: cannot look at {name}; {hint}.")
     try:
         n = len(data)
@@ -291,9 +291,10 @@ def _length(data: Any) -> int:
 
 
 def _names(data: Any, columns: Columns) -> Any:
-    """The names of labels that a dataset has, by label; None: of the first one.
+    """The names that a dataset has for its labels, by label key; the key None is the first label.
 
-    `classes`, `coarse_classes` of `coarse_label`, and the `features` of Hugging Face.
+    They come from `classes`; for `coarse_label` from `coarse_classes`; and from the `features` of
+    Hugging Face.
     """
     features: Any = getattr(data, "features", None)
     found: dict[str | None, Any] = {None: getattr(data, "classes", None)}

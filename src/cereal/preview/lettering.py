@@ -1,4 +1,4 @@
-"""Writing on pictures, with the letters that come with Pillow."""
+"""Writes text on pictures, with the font that comes with Pillow."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import unicodedata
 from bisect import bisect_left
 from typing import Any
 
-_LONGEST = 300  # letters; the rest of a text is cut off
+_LONGEST = 300  # letters of a text; the rest is cut off
 
 
 class Lettering:
-    """Lines of text that fit: too long ones end in three dots.
+    """Writes lines of text; a line that is too long is cut and ends with three dots.
 
-    Where Pillow was built without FreeType, there is one size of plain letters.
+    If Pillow was built without FreeType, its font has one size and no special letters.
     """
 
     def __init__(self, fonts: Any) -> None:
@@ -28,15 +28,15 @@ class Lettering:
         return self._known[size]
 
     def height(self, size: int) -> int:
-        """From one line to the next."""
+        """The distance from one line to the next."""
         return math.ceil(1.3 * size)
 
     def width(self, text: str, size: int) -> int:
-        """Of the whole line, as it would be written."""
+        """The width of the whole line."""
         return math.ceil(self._font(size).getlength(self._plain(text, size)))
 
     def _plain(self, text: str, size: int) -> str:
-        """One line of letters that the font has, without accents."""
+        """The text as one line without accents, only with letters that the font has."""
         text = " ".join(text[:_LONGEST].split())
         letters = unicodedata.normalize("NFD", text)
         text = "".join(letter for letter in letters if not unicodedata.combining(letter))
@@ -45,7 +45,7 @@ class Lettering:
         return text.replace("…", "...").encode("latin-1", "replace").decode("latin-1")
 
     def fit(self, text: str, width: int, size: int) -> str:
-        """As much of the text as there is room for."""
+        """The text, cut to this width."""
         font, plain = self._font(size), self._plain(text, size)
         if font.getlength(plain) <= width:
             return plain
@@ -56,13 +56,13 @@ class Lettering:
     def write(
         self, pen: Any, text: str, at: tuple[int, int], width: int, size: int, colour: Any
     ) -> None:
-        """Writes a line from a point on, as far as the width allows."""
+        """Writes a line that begins at a point, cut to this width."""
         pen.text(at, self.fit(text, width, size), colour, self._font(size))
 
     def write_centred(
         self, pen: Any, text: str, at: tuple[int, int], width: int, size: int, colour: Any
     ) -> None:
-        """Writes a line around a point."""
+        """Writes a line that is centred at a point."""
         line = self.fit(text, width, size)
         left = at[0] - self._font(size).getlength(line) / 2
         pen.text((round(left), at[1]), line, colour, self._font(size))

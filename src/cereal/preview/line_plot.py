@@ -1,7 +1,7 @@
 """Series as small line plots.
 
-context            blue, then other colours for further features
-what comes after   orange, joined to it
+context            the first feature blue, others in other colours
+what comes after   orange, joined to the context
 nan, inf           a gap
 """
 
@@ -15,19 +15,19 @@ from .contact_sheet import pillow
 from .pixels import extremes, number
 
 _WIDE, _HIGH = 144, 72
-_FINE = 4  # plots are drawn so many times larger and shrunk, which makes lines smooth
+_FINE = 4  # plots are drawn larger by this factor and then shrunk, which makes lines smooth
 _COLOURS = [(38, 102, 176), (46, 139, 87), (130, 80, 170), (110, 110, 110), (20, 150, 160)]
 _AFTER = (225, 110, 20)
 _MOST_FEATURES = len(_COLOURS)
-_ROOM = 0.08  # of the height, left free above and below
+_ROOM = 0.08  # the part of the height that stays free above and below
 
 
 def line_plots(
     series: Sequence[Sequence[np.ndarray]], scale: float | None = None
 ) -> tuple[list[np.ndarray], str]:
-    """Pixels of one plot per element, all in one range, and a note on that range.
+    """The pixels of one plot for each element, and a note about their common range of values.
 
-    The series of an element are parts of [T] or [T, F] that follow each other in time.
+    An element has one or more series, [T] or [T, F], which follow each other in time.
     """
     parts = [[_as_columns(part) for part in element] for element in series]
     least, most, broken = extremes([part for element in parts for part in element])
@@ -52,7 +52,7 @@ def _plot(parts: list[np.ndarray], least: float, most: float, size: tuple[int, i
     canvas = image.new("RGB", (width, height), "white")
     pen = pillow().ImageDraw.Draw(canvas)
     length = sum(len(part) for part in parts)
-    # In halves, since the distance of two floats may be more than a float can hold.
+    # Half of the difference: the difference of two floats may be more than a float can hold.
     span = most / 2 - least / 2
     before, start = np.empty((0, 0)), 0
     for turn, part in enumerate(parts):
@@ -69,7 +69,7 @@ def _plot(parts: list[np.ndarray], least: float, most: float, size: tuple[int, i
 
 
 def _line(pen: object, points: np.ndarray, colour: tuple[int, int, int]) -> None:
-    """A line through the points that are finite, with gaps where they are not."""
+    """Draws a line through the points, with gaps at those that are not finite."""
     broken = np.flatnonzero(~np.isfinite(points).all(axis=1))
     for run in np.split(points, np.unique([*broken, *(broken + 1)]).astype(int)):
         if not len(run) or not np.isfinite(run).all():

@@ -1,8 +1,8 @@
-"""From arrays to pixels: what is an image, and which values are black and white.
+"""Turns arrays into pixels: which arrays are images, and which values are black and white.
 
 integers in 0 to 255, floats in 0 to 1   as they are
 False and True, only 0 and 1             black and white
-all else                                 stretched: the least is black, the greatest white
+other values                             stretched: the least is black, the greatest white
 nan, inf                                 red
 """
 
@@ -17,11 +17,11 @@ import numpy as np
 
 RED = (230, 0, 60)
 IMAGE_SHAPES = "[H, W], [H, W, 1], [H, W, 3] or [H, W, 4]"
-_NEARLY = 1e-3  # how far floats may lie outside of 0 to 1: resizing and narrow dtypes round
+_NEARLY = 1e-3  # how far floats may lie outside of 0 to 1, by rounding
 
 
 def numeric(leaf: Any) -> np.ndarray | None:
-    """Arrays, tensors, pictures of Pillow, numbers and lists of them in NumPy; None: no numbers."""
+    """A NumPy array of an array, tensor, Pillow image, number or list; None if not numbers."""
     if leaf is None or isinstance(leaf, str | bytes | dict):
         return None
     if hasattr(leaf, "getbands") and leaf.mode not in ("1", "L", "RGB", "RGBA", "F", "I", "I;16"):
@@ -39,7 +39,7 @@ def numeric(leaf: Any) -> np.ndarray | None:
 
 
 def as_image(array: np.ndarray) -> np.ndarray | None:
-    """The same as [H, W], [H, W, 3] or [H, W, 4]; None if it is no image.
+    """The array as [H, W], [H, W, 3] or [H, W, 4]; None if it is not an image.
 
     [H, W, 1]       one channel
     [3, H, W]       channels first, as torch has them
@@ -68,7 +68,7 @@ def _square(flat: np.ndarray) -> np.ndarray | None:
 
 
 class Range(NamedTuple):
-    """The values that are drawn black and white, and what to say about it."""
+    """The values that are drawn black and white, and a note about them for the sheet."""
 
     black: float
     white: float
@@ -97,7 +97,7 @@ def range_of(images: Sequence[np.ndarray]) -> Range:
 
 
 def extremes(arrays: Sequence[np.ndarray]) -> tuple[float, float, int]:
-    """The least and the greatest finite value, and how many are not finite."""
+    """The least and the greatest finite value, and the number of values that are not finite."""
     least, most, broken = math.inf, -math.inf, 0
     for array in arrays:
         if array.dtype.kind == "f":
@@ -110,19 +110,19 @@ def extremes(arrays: Sequence[np.ndarray]) -> tuple[float, float, int]:
 
 
 def number(value: float) -> str:
-    """In few digits; whole numbers below a million in full."""
+    """A number as text, with few digits; whole numbers below a million in full."""
     return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.3g}"
 
 
 def to_pixels(image: np.ndarray, shown: Range) -> np.ndarray:
-    """uint8 [H, W, 3]; what is transparent lies on white."""
+    """The pixels, uint8 [H, W, 3]; transparent parts are drawn over white."""
     colours = _colours(image)
     finite = np.isfinite(colours)
     if colours.dtype == np.uint8 and (shown.black, shown.white) == (0.0, 255.0):
         pixels = colours
     else:
         values = np.where(finite, colours, 0).astype(np.float64)
-        # In halves, since the distance of two floats may be more than a float can hold.
+        # Half of the difference: the difference of two floats may be more than a float can hold.
         span = shown.white / 2 - shown.black / 2
         parts = np.clip((values / 2 - shown.black / 2) / span, 0, 1)
         pixels = np.floor(parts * 255 + 0.5).astype(np.uint8)
@@ -136,7 +136,7 @@ def to_pixels(image: np.ndarray, shown: Range) -> np.ndarray:
 
 
 def _colours(image: np.ndarray) -> np.ndarray:
-    """The channels without the last of four, which says how opaque a pixel is."""
+    """The colour channels: without the fourth, which says how opaque a pixel is."""
     return image[:, :, None] if image.ndim == 2 else image[:, :, :3]
 
 

@@ -1,4 +1,4 @@
-"""Looking at data: some elements, drawn on one sheet.
+"""Draws some elements of data on one sheet.
 
 a loader, a source, a list of stages     the elements of a step, and whether they are real
 a dataset, arrays, a batch               its first elements
@@ -38,15 +38,15 @@ def preview(
     classes: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     path: str | PathLike[str] | None = None,
 ) -> ContactSheet:
-    """A contact sheet of a loader's batch, or of a dataset's first elements.
+    """Draws a batch of a loader, or the first elements of a dataset, as one picture.
 
         +---+ +---+ +---+
         | 7 | | 2 | | X |     labels under the images, padding crossed out
         +---+ +---+ +---+
           7     2    padding
 
-    A notebook shows what it returns; `save(path)`, or `path=`, writes it as a PNG. Nothing else
-    changes: a loader is read by the caller's thread, from a state of its own.
+    A notebook shows the returned sheet; `sheet.save(path)`, or `path=`, writes it as a PNG. The
+    loader is not changed: a copy of it reads the batch in the calling thread.
 
     >>> import cereal, numpy as np
     >>> cereal.preview(cereal.DigitsDataset("train"), count=20).title
@@ -60,21 +60,22 @@ def preview(
     Args:
         data: A loader, a source, a list of stages; a dataset with `__len__` and `__getitem__`; a
             tree of arrays, such as a batch, or `(batch, mask)`.
-        state: Of a loader: draws the batch that comes next.
-        key: Of a loader, with `step`: draws that batch; key 0 and step 0 if not given.
-        step: The number of the batch, from 0, through all epochs.
-        count: So many elements; those that a batch does not have come from the batches after it,
-            to the end of the epoch. By default one batch, or the first elements: 64 at most.
-        columns: How many are side by side.
-        scale: How much larger images are drawn; by default small ones are enlarged, and large
-            ones shrunk.
-        image_key: The part that is the image, if it is not found by itself: a key, `"a.b"` for one
-            within another, or a number for a place in a tuple.
-        series_key: The same for series, drawn as lines; several follow each other in time.
-        label_key: The parts that are written below; `()` for none.
-        classes: Names of the labels 0, 1, 2, ..., or a dict of such by label; by default the
-            `classes` that a dataset has.
-        path: Where to write it.
+        state: For a loader: a state; the batch that follows it is drawn.
+        key: For a loader: the key, instead of a state; 0 by default.
+        step: For a loader: the number of the batch, from 0 and across epochs; 0 by default.
+        count: How many elements to draw. If a batch has fewer, the next batches are drawn too, up
+            to the end of the epoch. By default one batch, or the first elements: at most 64.
+        columns: How many images are in a row.
+        scale: The factor by which images are enlarged; by default small ones are enlarged and
+            large ones shrunk.
+        image_key: The part of an element that is the image, if `preview` does not find it: a key,
+            `"a.b"` for a key inside another, or a number for a place in a tuple.
+        series_key: The same for series, which are drawn as lines; several follow each other in
+            time.
+        label_key: The parts that are written under the images; `()` for none.
+        classes: The names of the labels 0, 1, 2, ..., or a dict of such names by label key; by
+            default the `classes` of the dataset.
+        path: The file to write.
     """
     if not eager():
         raise UsageError(
@@ -116,7 +117,7 @@ def preview(
 
 
 def _drawn(contents: Contents, some: PreviewElements, scale: float | None) -> tuple[list[Any], str]:
-    """The pixels of every element, and what the sheet says below."""
+    """The pixels of every element, and the note below the sheet."""
     drawn = {name: some.columns[name] for name in contents.drawn}
     shown = describe(drawn).strip("{}")
     arrays = [[numeric(part) for part in parts] for parts in zip(*drawn.values(), strict=True)]

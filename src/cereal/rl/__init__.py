@@ -4,7 +4,7 @@
     transitions   BatchTransform(T)                                     ->  segments [T, N, ...]
     segments      RewardToGoTransform, NStepReturnTransform, GAETransform  ->  returns, advantages
 
-Who acts is in the loader's state: `loader.set_policy_state(state, policy_state)`.
+The policy's parameters are in the loader's state: `loader.set_policy_state(state, policy_state)`.
 """
 
 from .adapters import BraxEnvironment as BraxEnvironment
@@ -32,7 +32,7 @@ from .rollout import RolloutSource as RolloutSource
 from .transition import RolloutState as RolloutState
 from .transition import Transition as Transition
 
-# Users see `cereal.rl.gae`, not the file that it happens to live in.
+# Users see `cereal.rl.gae`, not the module in which it is defined.
 for _name, _value in list(globals().items()):
     if not _name.startswith("_") and getattr(_value, "__module__", "").startswith("cereal."):
         _value.__module__ = "cereal.rl"

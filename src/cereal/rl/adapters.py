@@ -1,11 +1,11 @@
-"""Environments of other libraries as an `Environment`: Brax, Jumanji, Navix.
+"""Adapters: environments of Brax, Jumanji and Navix as an `Environment`.
 
     Brax      reset(key) -> State                step(state, action) -> State(obs, reward, ...)
     Jumanji   reset(key) -> state, TimeStep      step(state, action) -> state, TimeStep(...)
     Navix     reset(key) -> Timestep             step(timestep, action) -> Timestep(...)
 
-In all of them, what is random in a step comes from a key in the environment's own state, so the
-key of `Environment.step` is not used. Gymnax's are in `gymnax`.
+In all three, a step draws its random numbers from a key in the environment's own state, so the key
+of `Environment.step` is not used. The adapter for gymnax is in `gymnax.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .environment import Step
 
 
 class Adapter:
-    """It holds one environment of another library."""
+    """Holds one environment of another library."""
 
     held: Opaque
 
@@ -33,7 +33,7 @@ class Adapter:
 
     @property
     def name(self) -> str:
-        """What a drawing calls it."""
+        """Its name in the drawing of a pipeline."""
         return type(getattr(self.env, "unwrapped", self.env)).__name__
 
 
@@ -45,10 +45,10 @@ def _check(
     inside: str = "",
     refused: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuses what has not these names, or is in a wrapper of these classes.
+    """Refuses an object that lacks one of these attributes, or is in a wrapper of these classes.
 
-    `inside` is where a wrapper keeps what it wraps. Classes are told by their names, so that
-    wrappers of users and of other libraries count, and nothing is imported.
+    `inside` is the attribute in which a wrapper keeps the wrapped environment. Classes are found by
+    name: so nothing is imported, and wrappers of users and other libraries are found as well.
     """
     layer = env
     while layer is not None and refused:
@@ -56,7 +56,7 @@ def _check(
         for ending, why in refused.items():
             if any(kind.endswith(ending) for kind in kinds):
                 raise PipelineError(f"{owner}: {type(layer).__name__} {why}.")
-        layer = getattr(layer, "__dict__", {}).get(inside)  # not by getattr: wrappers pass it on
+        layer = getattr(layer, "__dict__", {}).get(inside)  # `getattr` would ask the wrapped one
     missing = [name for name in names if not hasattr(env, name)]
     if missing:
         raise PipelineError(
@@ -71,16 +71,16 @@ _CREATE = "brax.envs.create(name, auto_reset=False)"
 
 @pytree_dataclass
 class BraxEnvironment(Adapter):
-    """An environment of Brax, or of MuJoCo Playground, that does not reset itself.
+    """An environment of Brax or MuJoCo Playground; it must not reset itself.
 
         env = brax.envs.create("ant", episode_length=1000, auto_reset=False)
         source = cereal.rl.RolloutSource(
             cereal.rl.BraxEnvironment(env), policy_step, policy_state, num_envs=1024
         )
 
-    Only an environment with Brax's `EpisodeWrapper` has a time limit (`brax.envs.create` adds
-    one, `brax.envs.get_environment` does not), and it alone tells truncations. `info` holds
-    `metrics` and what Brax keeps in the `info` of a state: `steps`, `episode_metrics`.
+    Only Brax's `EpisodeWrapper` sets a time limit and reports truncations; `brax.envs.create` adds
+    it, `brax.envs.get_environment` does not. `info` holds `metrics`, and the `info` of Brax's
+    state: `steps`, `episode_metrics`.
     """
 
     held: Opaque
@@ -102,7 +102,7 @@ class BraxEnvironment(Adapter):
 
     def step(self, key: Any, state: Any, action: Any) -> Step:
         del key
-        # Brax writes into the dicts of the state that it is given; these are new ones.
+        # Brax writes into the dicts of its argument, so it gets new dicts.
         state = self.env.step(jax.tree.map(lambda leaf: leaf, state), action)
         info = {**state.info, "metrics": state.metrics}
         truncated = info.pop("truncation", None)
@@ -121,13 +121,13 @@ class BraxEnvironment(Adapter):
 
 @pytree_dataclass
 class JumanjiEnvironment(Adapter):
-    """An environment of Jumanji, as `jumanji.make` gives it.
+    """An environment of Jumanji, as `jumanji.make` returns it.
 
         env = cereal.rl.JumanjiEnvironment(jumanji.make("Snake-v1"))
         source = cereal.rl.RolloutSource(env, policy_step, policy_state, num_envs=64)
 
-    An episode that ends with a discount other than zero was truncated. Observations are the
-    named tuples of Jumanji, rewards are one number or one per agent, `extras` become `info`.
+    If an episode ends with a discount other than zero, it was truncated. Observations are Jumanji's
+    named tuples; a reward is one number, or one for each agent; `extras` become `info`.
     """
 
     held: Opaque
@@ -170,10 +170,10 @@ class JumanjiEnvironment(Adapter):
 
 
 class _ById:
-    """An object as structure of a pytree, compared by identity.
+    """An object in the static part of a pytree, compared by identity.
 
-    An environment of Navix is a pytree without leaves, and two of them are compared by the arrays
-    in their spaces, which cannot be done while JAX traces.
+    A Navix environment is a pytree without leaves. To compare two of them, Python would compare the
+    arrays in their spaces, which is not possible while JAX traces.
     """
 
     def __init__(self, value: Any) -> None:
@@ -188,13 +188,13 @@ class _ById:
 
 @pytree_dataclass
 class NavixEnvironment(Adapter):
-    """An environment of Navix, as `navix.make` gives it.
+    """An environment of Navix, as `navix.make` returns it.
 
         env = cereal.rl.NavixEnvironment(navix.make("Navix-DoorKey-8x8-v0"))
         source = cereal.rl.RolloutSource(env, policy_step, policy_state, num_envs=64)
 
-    Navix by itself resets in the step after the last one, and that step does nothing with its
-    action. Here the rollout resets, so that each step is one of an episode.
+    Navix itself resets in an extra step after the end of an episode, which ignores its action. Here
+    the rollout resets, so every step belongs to an episode.
     """
 
     held: Opaque
@@ -216,7 +216,7 @@ class NavixEnvironment(Adapter):
 
     def step(self, key: Any, state: Any, action: Any) -> Step:
         del key
-        # Told that the episode goes on, `step` never resets; the compiler sees it, and drops it.
+        # Told that the episode goes on, `step` never resets, and the compiler removes that code.
         going_on = state.replace(step_type=jnp.zeros_like(state.step_type))
         timestep = self.env.step(going_on, action)
         return Step(

@@ -1,11 +1,11 @@
-"""What an environment is to a rollout: two pure functions of one environment.
+"""The interface of an environment: pure functions of one environment.
 
     reset(key)                 -> (observation, state)
     step(key, state, action)   -> Step(observation, state, reward, done, truncated, info)
 
-An environment does not begin again by itself: where `done` is True, the rollout resets it, and the
-observation of that `Step` is the last one of its episode. One that does begin again tells so by
-`resumed`. Vectorising, keys, and what a policy sees are the rollout's.
+An environment does not reset itself: if `done` is True, the rollout resets it, and the observation
+of that `Step` is the last one of its episode. (One that does reset itself fills `resumed`.) The
+rollout does the rest: it maps over many environments, makes keys and calls the policy.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
 class Step(NamedTuple):
-    """What one step of one environment gives.
+    """The result of one step of one environment.
 
-        observation   after the action; where the episode ends, its last
+        observation   after the action; at the end of an episode, its last observation
         state         of the environment, after the action
         reward        a number
         done          whether the episode has ended, for any reason
-        truncated     whether a time limit ended it; None if the environment does not tell
-        info          a dict of arrays, or anything that JAX can carry
-        resumed       None, or (observation, state) to go on from, of an environment that begins
-                      its next episode by itself
+        truncated     whether a time limit ended it; None if the environment does not report this
+        info          a dict of arrays, or any pytree
+        resumed       None; or, if the environment resets itself, the (observation, state) with
+                      which it continues
 
-    An adapter returns it from `step`; see `Environment`.
+    `step` of an environment returns it; see `Environment`.
     """
 
     observation: Any
@@ -39,9 +39,9 @@ class Step(NamedTuple):
 
 @runtime_checkable
 class Environment(Protocol):
-    """An environment made of pure functions; an adapter to another library is a class with these.
+    """The methods that an environment must have; write a class with them for your own.
 
-    It must be a pytree (`@cereal.pytree_dataclass`) or hashable.
+    They are pure functions. The object must be a pytree (`@cereal.pytree_dataclass`) or hashable.
 
     >>> import cereal, jax, jax.numpy as jnp
     >>> @cereal.pytree_dataclass
@@ -69,9 +69,9 @@ class Environment(Protocol):
         ...
 
     def step(self, key: Any, state: Any, action: Any) -> Step:
-        """What the action does."""
+        """Takes one action."""
         ...
 
     def action_spec(self) -> Any:
-        """A tree of `jax.ShapeDtypeStruct` of one action; None: any is passed on."""
+        """A tree of `jax.ShapeDtypeStruct` of one action; None: actions are not checked."""
         ...

@@ -1,8 +1,8 @@
-"""Statistics of episodes: how long they are, and what they return.
+"""Statistics of episodes: their lengths and returns.
 
 reward           1   1   1   1   1   1
 done             .   .   x   .   x   .
-episode_return   1   2   3   1   2   1     whole where done
+episode_return   1   2   3   1   2   1     complete where done
 episode_length   1   2   3   1   2   1
 """
 
@@ -30,19 +30,19 @@ _RETURN, _LENGTH = "episode_return", "episode_length"
 
 @pytree_dataclass
 class EpisodeStatisticsTransform(Transform[Any, Any]):
-    """Adds `episode_return` and `episode_length`: of the running episode, up to and with this step.
+    """Adds `episode_return` and `episode_length` of the current episode, this step included.
 
         reward           1   1   1   1   1   1
         done             .   .   x   .   x   .
-        episode_return   1   2   3   1   2   1     whole where done
+        episode_return   1   2   3   1   2   1     complete where done
 
         loader = cereal.DataLoader(
             [source, cereal.BatchTransform(128), cereal.rl.EpisodeStatisticsTransform()]
         )
 
-    It comes after a source of rollouts, before or after batching, with the same numbers: sums are
-    carried in the loader's state across batches and epochs, for each environment. Steps whose mask
-    is False do not count. `episode_summary` takes the means of a batch.
+    Put it after a source of rollouts; before and after batching the numbers are the same. The
+    loader's state carries the sums of each environment across batches and epochs. Steps whose mask
+    is False do not count. `episode_summary` computes the means of a batch.
     """
 
     def __call__(self, source: Source[Any]) -> Source[Any]:
@@ -85,7 +85,7 @@ def _check_keys(spec: Any, label: str) -> None:
 
 
 class _Parts(NamedTuple):
-    """Two of a kind: one for the sums of rewards, one for the counts of steps."""
+    """Two values of one kind: one for the sums of rewards, one for the counts of steps."""
 
     reward: Any
     done: Any
@@ -135,7 +135,7 @@ class EpisodeStream(StreamWrapper[T_co]):
         axes = len(lanes)
 
         def in_a_row(x: Any) -> jax.Array:
-            """All steps on one axis: the batches of a batch follow each other."""
+            """All steps on one axis; in a batch of batches, one batch after another."""
             return x.reshape(math.prod(lanes), *x.shape[axes:])
 
         reward, done = values["reward"], values["done"]
@@ -149,11 +149,11 @@ class EpisodeStream(StreamWrapper[T_co]):
 
 
 def episode_statistics(reward: Any, done: Any, *, mask: Any = None) -> tuple[jax.Array, jax.Array]:
-    """The return and the length of the running episode at each of T steps in a row.
+    """The return and the length of the current episode, at each of T consecutive steps.
 
         reward [T, ...], done [T, ...]  ->  float32[T, ...], int32[T, ...]
 
-    For stored steps; in a stream, `EpisodeStatisticsTransform` does it.
+    Use it for stored steps; in a pipeline of rollouts, use `EpisodeStatisticsTransform`.
 
     >>> import cereal, jax.numpy as jnp
     >>> done = jnp.array([False, False, True, False])
@@ -173,7 +173,7 @@ def episode_statistics(reward: Any, done: Any, *, mask: Any = None) -> tuple[jax
 def _run(
     reward: jax.Array, done: jax.Array, mask: jax.Array, start: _Parts
 ) -> tuple[_Parts, _Parts]:
-    """The sums at each step, and what to start from after the last."""
+    """The sums at each step, and the sums with which the next segment starts."""
     real = aligned(mask.astype(jnp.bool_), done)
     ended = done.astype(jnp.bool_) & real
     goes_on = jnp.concatenate([jnp.ones_like(ended[:1]), ~ended[:-1]])
@@ -192,13 +192,14 @@ def _run(
 
 
 def first_episodes(done: Any) -> jax.Array:
-    """Which steps of a segment belong to the first episode of each environment; its end included.
+    """Whether each step of a segment belongs to the first episode of its environment.
 
         done            . . x . x .
         first_episodes  x x x . . .
 
-    To judge a policy, play from a new state for as long as an episode may last, and count each
-    environment's first episode: of all that end, too many would be short ones.
+    The last step of that episode is included. To evaluate a policy, begin with a new state, play
+    for as long as an episode may last, and count only the first episode of each environment. The
+    mean over all episodes that end would be wrong: short episodes end more often.
 
     >>> import cereal, jax.numpy as jnp
     >>> done = jnp.array([[False, True], [True, False], [False, True]])
@@ -214,12 +215,13 @@ def first_episodes(done: Any) -> jax.Array:
 
 
 def episode_summary(batch: Any, mask: Any = None) -> dict[str, jax.Array]:
-    """How many episodes ended in a batch, and their mean return and length; 0 if none did.
+    """The number of episodes that ended in a batch, and their mean return and length.
 
         {"episodes": int32, "mean_return": float32, "mean_length": float32}
 
-    Of a batch after `EpisodeStatisticsTransform`, with its mask; traceable, so that it can be an
-    output of `scan_epoch`. A mean over several batches is weighted by their `episodes`.
+    `batch` comes from a pipeline with `EpisodeStatisticsTransform`. If no episode ended, the means
+    are 0. You can call it inside `jit` and `scan_epoch`. For a mean over several batches, weight
+    each batch by its `episodes`.
 
     >>> import cereal, jax.numpy as jnp
     >>> done = jnp.array([False, True, True, False])

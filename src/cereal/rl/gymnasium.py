@@ -1,12 +1,12 @@
 """Environments that Python runs, called by compiled programs.
 
-    a state of the loader holds [ generation | steps made ], as the environments do themselves:
+    the loader's state and the environments both hold two numbers: [ generation | steps made ]
 
     init_state ──► begin(seed)             a new generation, no steps
     a step     ──► advance(place, action)  the same generation, one step more
 
 A compiled program may run again from an old state, but these environments cannot go back. So a
-state is refused unless both numbers are those of the environments now.
+state is accepted only if both of its numbers are those of the environments now.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from ..host.callbacks import as_numpy, guarded, poison
 from ..host.host_data import HostData, living
 from .environment import Step
 
-_NOWHERE = 0  # the generation of a state that a failed step gave
-# From a random number on, so that states of other processes are of no generation here.
+_NOWHERE = 0  # the generation in the state that a failed step returns
+# Begins at a random number, so that states of other processes match no generation here.
 _generations = itertools.count(secrets.randbits(32))
 _PLACE = jax.ShapeDtypeStruct((2,), jnp.uint32)
-_ANEW = "begin anew: `state = loader.init_state(key)`, and set the policy state again"
+_ANEW = "begin again: `state = loader.init_state(key)`, and set the policy state again"
 
 
 class Parts(NamedTuple):
-    """What a vector environment is made of, as gymnasium tells it."""
+    """A vector environment of gymnasium, with its spaces and its way of resetting."""
 
     envs: Any
     observations: Any  # the space of one observation
@@ -52,8 +52,9 @@ class Parts(NamedTuple):
 class GymnasiumEnvironments(HostData):
     """A vector environment of gymnasium, which can only go forward.
 
-    A RolloutSource takes the shapes from `reset` and `step`, as from any `Environment`. Programs
-    call `begin_all` and `step_all`, which call `begin` and `advance` in Python.
+    A RolloutSource reads the shapes from `reset` and `step`, as for any `Environment`. While it
+    traces, it calls `begin_all` and `step_all`; the compiled program then calls `begin` and
+    `advance` in Python.
     """
 
     def __init__(self, make: Callable[[], Parts], name: str, ours: bool) -> None:
@@ -73,7 +74,7 @@ class GymnasiumEnvironments(HostData):
             self.close()
             raise
 
-    # One environment, as zeros of the right shapes, for the checks when a pipeline is built
+    # One environment, as zeros of the right shapes: for the checks when a pipeline is built
 
     def reset(self, key: Any) -> tuple[Any, Any]:
         del key
@@ -91,11 +92,11 @@ class GymnasiumEnvironments(HostData):
 
     @property
     def identity(self) -> Any:
-        """What tells the callbacks of these environments from others."""
+        """A name for the callbacks of these environments, different from all others."""
         return ("gymnasium", self.number)
 
     def begin_all(self, seed: Any) -> tuple[Any, Any]:
-        """All environments at their first observation: (observation, place)."""
+        """Resets all environments: (observation, place)."""
         return self._called("begin", (self._all_of(self.observation), _PLACE), seed)
 
     def step_all(self, place: Any, action: Any) -> Step:
@@ -106,11 +107,11 @@ class GymnasiumEnvironments(HostData):
         made = self._called("advance", promised, place, action)
         last, first, reward, terminated, truncated, after = made
         done = terminated | truncated
-        # A time limit in the step in which the episode ends by itself cuts nothing off.
+        # If the episode also ends by itself in this step, the time limit has cut nothing off.
         return Step(last, after, reward, done, truncated & ~terminated, {}, (first, after))
 
     def _called(self, method: str, promised: Any, *args: Any) -> Any:
-        number = self.number  # programs must not keep the environments
+        number = self.number  # a compiled program must not keep the environments alive
         self.enter_program()
 
         def call(*args: Any) -> Any:
@@ -138,7 +139,11 @@ class GymnasiumEnvironments(HostData):
                 return self._one(self._observed(parts, found, "reset")), self._place
 
     def advance(self, place: Any, action: Any) -> tuple[Any, ...]:
-        """One step from a place: the last observation and the next one, reward, ends, place."""
+        """One step from a place.
+
+        Returns the last observation, the next one, rewards, terminations, truncations, and the new
+        place.
+        """
         with self._lock:
             self._check(int(place[0]), int(place[1]))
             with self._running(f"step {self._steps}") as parts:
@@ -147,7 +152,7 @@ class GymnasiumEnvironments(HostData):
             return *(self._one(part) for part in made), self._place
 
     def close(self) -> None:
-        """Closes what is ours; a new beginning makes it again."""
+        """Closes the environments that the source made; `begin` makes them again."""
         with self._lock:
             if self._ours:
                 self._parts = None
@@ -161,7 +166,7 @@ class GymnasiumEnvironments(HostData):
 
     @contextlib.contextmanager
     def _running(self, where: str) -> Iterator[Parts]:
-        """Around what Python runs: the environments, made again if they were closed."""
+        """A `with` block that gives the environments, made again if closed, and notes errors."""
         try:
             with jax.no_execution():
                 if self._parts is None:
@@ -177,7 +182,7 @@ class GymnasiumEnvironments(HostData):
         return np.array([self._generation, self._steps & 0xFFFF_FFFF], np.uint32)
 
     def _one(self, tree: Any) -> Any:
-        """Without the axis of environments, if there is one environment."""
+        """The tree without its axis of environments, if there is only one environment."""
         return jax.tree.map(lambda x: x[0], tree) if self.num_envs == 1 else tree
 
     def _failed(self, error: BaseException, where: str) -> None:
@@ -194,7 +199,7 @@ class GymnasiumEnvironments(HostData):
             )
 
     def _check(self, generation: int, steps: int) -> None:
-        """Refuses a state that is not where the environments are."""
+        """Refuses a state whose two numbers are not those of the environments now."""
         here = self._steps & 0xFFFF_FFFF
         if self._failure and generation in (_NOWHERE, self._generation):
             raise StateError(f"{self.name} stopped: {self._failure}; {_ANEW}.")
@@ -250,7 +255,7 @@ class GymnasiumEnvironments(HostData):
     def _observed(
         self, parts: Parts, found: Any, what: str, axes: tuple[int, ...] | None = None
     ) -> Any:
-        """Observations, as their space and JAX have them; copies, which nobody else writes into."""
+        """Copies of observations, checked against their space, with dtypes that JAX has."""
         axes, name = (self.num_envs,) if axes is None else axes, f"`{what}` of {self.name}"
 
         def as_promised(space: Any, found: Any) -> np.ndarray:
@@ -283,7 +288,7 @@ def _end(envs: list[Any]) -> None:
 
 
 def map_space(fn: Callable[..., Any], space: Any, *values: Any) -> Any:
-    """Calls `fn(space, *values)` for the parts of a space of dicts and tuples."""
+    """Calls `fn(space, *values)` for each part of a space that may have dicts and tuples."""
     parts = getattr(space, "spaces", None)
     if isinstance(parts, Mapping):
         return {key: map_space(fn, part, *(v[key] for v in values)) for key, part in parts.items()}
@@ -297,7 +302,7 @@ _ARRAYS = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple")
 
 
 def spec_of_space(space: Any, what: str, name: str) -> Any:
-    """The shapes and dtypes of a space's elements, as JAX has them."""
+    """The shapes and dtypes of a space's elements, with dtypes that JAX has."""
     names = [kind.__name__ for kind in type(space).__mro__]
     if not any(kind in names for kind in _ARRAYS):
         raise PipelineError(
@@ -315,7 +320,7 @@ def spec_of_space(space: Any, what: str, name: str) -> Any:
 
 
 def _as_action(space: Any, found: np.ndarray) -> np.ndarray:
-    """An action as its space has it; a copy, which the environment may keep."""
+    """A copy of an action, with the dtype of its space; refuses one outside of the space."""
     start = getattr(space, "start", None)
     if start is not None:  # numbers of actions: Discrete and MultiDiscrete
         count = getattr(space, "nvec", None)

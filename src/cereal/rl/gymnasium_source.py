@@ -1,4 +1,4 @@
-"""Rollouts of gymnasium environments: Python runs them, compiled programs call it."""
+"""Rollouts of gymnasium environments, which Python runs and compiled programs call."""
 
 from __future__ import annotations
 
@@ -36,19 +36,17 @@ class GymnasiumSource(RolloutSource):
         compiled:  observation ──policy──► action ─┐   ┌─► reward, next observation, done
         Python:                                    └───┴── envs.step
 
-    `envs` is a `gymnasium.vector.VectorEnv`, which stays yours to close; or the id of an
-    environment, or a function that makes one: then `num_envs` of them run in one process, and are
-    closed with the loader. A vector environment must reset itself in the same step
-    (`AutoresetMode.SAME_STEP`) or not at all (`DISABLED`). For the policy and its state see
-    `cereal.rl.RolloutSource`; it works in `iterate`, `jit` and `scan_epoch` alike, not in `vmap`,
-    and no gradient passes through an environment.
+    `envs` is the id of an environment, or a function that makes one: then `num_envs` of them run in
+    this process, and the loader closes them. Or `envs` is a `gymnasium.vector.VectorEnv`, which you
+    close yourself; it must reset itself in the same step (`AutoresetMode.SAME_STEP`) or not at all
+    (`DISABLED`). For the policy and its state see `cereal.rl.RolloutSource`. It works in `iterate`,
+    `jit` and `scan_epoch`, but not in `vmap`, and without gradients through the environment.
 
-    The environments are not part of the state: a state can be used once, at the place where they
-    are, and an old or saved one is refused. `init_state` begins anew, and the same key begins the
-    same episodes. `info` holds `terminated` and `truncated`, never both, and nothing else: what
-    environments tell in their own `info` has no fixed form. 64-bit observations become 32-bit
-    ones, as JAX has them. Actions are numbers of the action space, so those of
-    `Discrete(3, start=1)` begin with 1.
+    The environments are not part of the loader's state. So a state can be used only once, and an
+    old or saved state is refused. `init_state` begins again; the same key begins the same episodes.
+    `info` holds only `terminated` and `truncated`, never both True: the `info` of gymnasium has no
+    fixed shape. 64-bit observations become 32-bit. Actions are elements of the action space: those
+    of `Discrete(3, start=1)` begin with 1.
 
     >>> import cereal, jax, jax.numpy as jnp
     >>> def policy_step(observation, policy_state, new_episode, key):
@@ -93,10 +91,10 @@ class GymnasiumSource(RolloutSource):
         self.env.value.close()
 
     def init_state(self, key: Any) -> RolloutState:
-        """Environments at the beginning of their first episodes; states made before end here."""
+        """Resets all environments; states that were made before become invalid."""
         with raising(self.traits.callbacks):
             state = super().init_state(key)
-            # Python has reset them, or has failed, when the state is handed out.
+            # Waits: Python must have reset them, or failed, before the state is returned.
             return jax.block_until_ready(state) if eager() else state
 
     def _step(self, state: RolloutState) -> tuple[Transition, Mask, RolloutState]:
@@ -108,8 +106,8 @@ class GymnasiumSource(RolloutSource):
         return transitions, mask & _went_on(state), state
 
     def _reset_all(self, keys: Any) -> tuple[Any, Any]:
-        # Gymnasium takes one seed and counts up from it, so the first environment's key is enough;
-        # two bits are left for counting, since some environments take 31.
+        # Gymnasium takes one seed and counts up from it, so the key of the first environment is
+        # enough. The seed has 30 bits: some environments allow 31, and counting needs room.
         word = jax.random.key_data(keys).reshape(-1)[0]
         return self.env.value.begin_all(word >> 2)
 
@@ -119,7 +117,7 @@ class GymnasiumSource(RolloutSource):
 
 
 def _went_on(state: RolloutState) -> Any:
-    """Whether no step failed: a failed one leaves generation 0."""
+    """Whether no step failed; a failed step returns generation 0."""
     return state.environment[0] != jnp.uint32(0)
 
 
@@ -147,16 +145,17 @@ def _environments(envs: Any, num_envs: Any) -> GymnasiumEnvironments:
 
 
 def _make(gymnasium: Any, make_one: Callable[[], Any], name: str, count: int) -> Parts:
-    """So many environments, run in turn by one vector environment."""
+    """`count` environments, run one after another by one vector environment."""
     made: list[Any] = []
     try:
         for _ in range(count):
             made.append(_made(gymnasium, make_one, name, made))
-        # Gymnasium writes the mode into what all environments of a class share: put that back.
+        # Gymnasium writes the mode into `metadata`, which all environments of a class share. So
+        # the old contents are put back.
         shared, was = made[0].metadata, dict(made[0].metadata)
         envs = gymnasium.vector.SyncVectorEnv(
             [lambda env=env: env for env in made],
-            copy=False,  # what it shows is copied by us
+            copy=False,  # we copy its observations ourselves
             autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
         )
         envs.metadata = dict(shared)
@@ -189,7 +188,7 @@ def _made(gymnasium: Any, make_one: Callable[[], Any], name: str, others: list[A
 
 def _parts(gymnasium: Any, envs: Any) -> Parts:
     modes = gymnasium.vector.AutoresetMode
-    # Not `metadata` first: environments of one class share it, and the last one made writes it.
+    # `metadata` only as a last resort: environments of one class share it, and each writes to it.
     told = getattr(envs.unwrapped, "autoreset_mode", envs.metadata.get("autoreset_mode"))
     mode = modes(told) if told is not None else None
     if mode not in (modes.SAME_STEP, modes.DISABLED):

@@ -1,11 +1,12 @@
-"""Environments of gymnax's shape: gymnax, Craftax, and classes written like them.
+"""Environments with the interface of gymnax: gymnax, Craftax, and classes written like them.
 
     reset(key, params)                -> observation, state
     step(key, state, action, params)  -> observation, state, reward, terminated, truncated, info
                                    or -> observation, state, reward, done, info
 
-gymnax 1.0 begins its next episode inside `step` and keeps the last observation of the old one in
-`info["final_observation"]`. Before that, and in Craftax, `step` loses it, and `step_env` has it.
+gymnax 1.0 begins the next episode inside `step`, and keeps the last observation of the old one in
+`info["final_observation"]`. In older versions, and in Craftax, `step` loses that observation, but
+`step_env` returns it.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _TOLD = (_LAST, "terminated", "truncated")
 
 @pytree_dataclass
 class GymnaxEnvironment(Adapter):
-    """An environment of gymnax, of Craftax, or of a class with `reset` and `step` like theirs.
+    """An environment of gymnax or Craftax, or one with the same `reset` and `step`.
 
-    `params` are leaves, so that a function of them can be mapped: `jax.vmap` over a `params` of
-    many lengths of a pole. None takes the environment's `default_params`.
+    `params=None` uses the environment's `default_params`. They are leaves of the pytree, so you can
+    `jax.vmap` over them: over many lengths of a pole, for example.
 
     >>> import cereal, gymnax, jax
     >>> env = cereal.rl.GymnaxEnvironment(*gymnax.make("CartPole-v1"))
@@ -47,9 +48,9 @@ class GymnaxEnvironment(Adapter):
     >>> step.observation.shape, float(step.reward), bool(step.done), env.action_spec().dtype
     ((4,), 1.0, False, dtype('int32'))
 
-    One that begins again by itself and shows the last observation nowhere (a five-value wrapper
-    around an older gymnax) works too, but its `next_state` where `done` is the first of the
-    next episode.
+    Some environments reset themselves and lose the last observation (a wrapper around an older
+    gymnax that returns five values). They work too; but where `done`, their `next_state` is the
+    first observation of the next episode.
     """
 
     held: Opaque
@@ -74,7 +75,7 @@ class GymnaxEnvironment(Adapter):
 
     @property
     def name(self) -> str:
-        """What a drawing calls it."""
+        """Its name in the drawing of a pipeline."""
         name = getattr(self.env, "name", None)
         return name if isinstance(name, str) else _name(self.env)
 
@@ -91,10 +92,10 @@ class GymnaxEnvironment(Adapter):
         step: Callable[..., Any] = self.env.step
         args = (key, state, action, *self._params)
         if _owns_step_env(self.env):
-            # Shapes are enough to tell whether `step` shows the last observation.
+            # The shapes show whether `step` returns the last observation.
             try:
                 given = jax.eval_shape(step, *args)
-            except TypeError:  # it picks between a step and a reset: are these two alike?
+            except TypeError:  # `step` joins a step and a reset, which may differ in shape
                 first = jax.eval_shape(self.env.reset_env, key, *self._params)
                 after = jax.eval_shape(self.env.step_env, *args)
                 for number, part in enumerate(("observation", "state")):
@@ -126,7 +127,7 @@ def _as_step(given: tuple[Any, ...]) -> Step:
         terminated, truncated = ends
         done = _flag(terminated) | _flag(truncated)
     if truncated is not None:
-        # An episode may end by itself in the step of the time limit; then nothing was cut off.
+        # If the episode also ends by itself in this step, the time limit has cut nothing off.
         truncated = _flag(truncated) & ~_flag(terminated)
     done = _flag(done)
     rest = {name: told[name] for name in told if name not in _TOLD} if told else info
@@ -144,7 +145,7 @@ def _shows_last(info: Any) -> bool:
 
 
 def _checked(given: Any, env: Any) -> tuple[Any, ...]:
-    """What `step` returned, if it is five or six values."""
+    """What `step` returned; refuses anything but five or six values."""
     if isinstance(given, Step):
         raise PipelineError(
             f"{_OWNER}: {_name(env)} is an environment of cereal already; pass it as it is: "
@@ -161,30 +162,30 @@ def _checked(given: Any, env: Any) -> tuple[Any, ...]:
 
 
 def _owns_step_env(env: Any) -> bool:
-    """Whether `step` is no more than a reset around the class's own `step_env`.
+    """Whether `step` only adds a reset to the class's own `step_env`, so that we may call that.
 
-    A wrapper that passes attributes on has no `step_env` of its own, and a class that overrides
-    `step` does more in it than its parent's `step_env` knows.
+    Not for a wrapper, whose `step_env` is that of the wrapped environment; and not for a class that
+    overrides `step`, since its parent's `step_env` does not do what this `step` adds.
     """
     kind = type(env)
     if "step" in getattr(env, "__dict__", {}) or not hasattr(kind, "reset_env"):
         return False
-    # The classes from the most derived on: the first that defines one of them has `step_env`.
+    # From the most derived class on: the first class that defines either must define `step_env`.
     first = next((vars(base) for base in kind.__mro__ if {"step", "step_env"} & {*vars(base)}), {})
     return "step_env" in first and hasattr(kind, "step")
 
 
 def _spec_of(space: Any) -> jax.ShapeDtypeStruct | None:
-    """The shape and dtype of an action in a space that is one array."""
+    """The shape and dtype of an action, if its space is one array; otherwise None."""
     shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
     if not isinstance(shape, tuple | list) or dtype is None:
         return None
-    # gymnasium counts in int64, which JAX has only if asked
+    # gymnasium uses int64, which JAX has only if x64 is on
     return jax.ShapeDtypeStruct(tuple(map(int, shape)), canonical(dtype))
 
 
 def _as_arrays(params: Any) -> Any:
-    """Parameters whose leaves are arrays; a Python number stays weakly typed, as it was."""
+    """The parameters as arrays; an array from a Python number is weakly typed."""
 
     def convert(path: Any, leaf: Any) -> Any:
         try:
@@ -200,7 +201,7 @@ def _as_arrays(params: Any) -> Any:
 
 
 def _check_shape(env: Any) -> None:
-    """Refuses what cannot be called as gymnax's environments are, and says what to write."""
+    """Refuses an object without the interface of gymnax, and says what to write."""
     if type(env) is tuple or isinstance(env, type | str):
         raise PipelineError(
             f"{_OWNER}: `env` must be an environment, got {env!r:.60}; write "

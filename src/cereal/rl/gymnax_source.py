@@ -14,13 +14,14 @@ from .rollout import RolloutSource
 
 @pytree_dataclass
 class GymnaxSource(RolloutSource):
-    """Transitions of a policy in gymnax environments, or others of that shape (Craftax).
+    """Transitions of a policy in environments of gymnax, or with its interface (Craftax).
 
         num_envs=1     an element is one step:               {"state": [4], "done": [], ...}
         num_envs=64    ... one step of all 64 environments:  {"state": [64, 4], ...}
         BatchTransform(128) makes segments [128, 64, ...]
 
-    `env_params=None` takes the environment's own. For the rest see `cereal.rl.RolloutSource`.
+    `env_params=None` uses the environment's `default_params`. For the other arguments see
+    `cereal.rl.RolloutSource`.
 
     >>> import cereal, gymnax, jax, jax.numpy as jnp
     >>> env, env_params = gymnax.make("CartPole-v1")

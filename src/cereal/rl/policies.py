@@ -28,12 +28,12 @@ policy state:
 
 
 def wrapper_of(owner: str) -> str:
-    """What to write around a policy without a state of its own."""
+    """What to write for a policy function with other arguments; for error messages."""
     return _WRAPPER.format(owner=owner)
 
 
 def as_policy(policy_step_fn: Any, owner: str) -> Function:
-    """The function as a part of a pytree; it takes four values."""
+    """The policy function as a part of a pytree; refuses one that does not take four values."""
     if not callable(policy_step_fn):
         raise PipelineError(
             f"{owner}: `policy_step_fn` must be callable, got {type(policy_step_fn).__name__}; "
@@ -53,7 +53,7 @@ def as_policy(policy_step_fn: Any, owner: str) -> Function:
 
 
 def as_template(template: Any, owner: str) -> Spec:
-    """The spec of a policy state: given as one, as arrays, or as `jax.ShapeDtypeStruct`s."""
+    """The spec of a policy state, which is given as arrays or as `jax.ShapeDtypeStruct`s."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(template)[0]:
         if not is_array_like(leaf):
             name = "policy_state_template" + jax.tree_util.keystr(path)
@@ -67,7 +67,7 @@ def as_template(template: Any, owner: str) -> Spec:
 
 @dataclass(frozen=True)
 class Axes:
-    """For each leaf of a policy state, its axis over the environments; None if it is shared."""
+    """For each leaf of a policy state: which axis is over environments; None if all share it."""
 
     leaves: tuple[int | None, ...]
     structure: Any
@@ -134,7 +134,7 @@ def over_environments(
     mapped = jax.vmap(one, in_axes=(0, axes.tree, 0, 0), out_axes=(0, axes.tree))
 
     def only_one(observation: Any, policy_state: Any, new_episode: Any, key: Any) -> Any:
-        """With an axis of one environment, which is taken away again."""
+        """Adds an axis of one environment, and removes it from the result."""
         seen = jax.tree.map(lambda x: x[None], (observation, new_episode, key))
         made, after = mapped(seen[0], policy_state, seen[1], seen[2])
         return jax.tree.map(lambda x: x[0], made), after

@@ -1,4 +1,4 @@
-"""A stage that sees the policy: over a stream whose state carries one.
+"""A stage that gets the policy state, from the state of the stream below it.
 
 state ──find──► policy state ─┐
   └────step───► values, mask ─┴─► the stage ─► values, mask
@@ -24,11 +24,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class UsesPolicy(Protocol):
-    """A stage whose `apply` is given the policy state too."""
+    """A stage that needs the policy state as well."""
 
     @property
     def _label(self) -> str:
-        """How error messages call it."""
+        """Its name in error messages."""
         ...
 
     def apply_with(
@@ -40,9 +40,9 @@ class UsesPolicy(Protocol):
 
 @pytree_dataclass
 class PolicyStage(StreamWrapper[T_co]):
-    """A stage over a stream, with the policy state as it was before the step.
+    """A stage over a stream; it gets the policy state from before the step.
 
-    That is what makes sense of a recurrent policy: what it remembered when the segment began.
+    A recurrent policy needs that one: its memory at the beginning of the segment.
     """
 
     source: Any
@@ -67,7 +67,7 @@ class PolicyStage(StreamWrapper[T_co]):
 
 
 def policy_stage(stage: UsesPolicy, source: Source[Any]) -> Source[Any]:
-    """The source with the stage around it, or an error if no policy is below."""
+    """The source with this stage around it; an error if the source has no policy."""
     check_source(source, stage._label)
     slot = _slot_below(stage, source)
     mask = jax.ShapeDtypeStruct(source.traits.lanes, bool)

@@ -1,4 +1,4 @@
-"""Putting a policy into a state, and taking it out; see `core.policy`."""
+"""Puts a policy state into a state, and gets it back; see `cereal.loaders.policy_slot`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from ..loaders.policy_slot import set_policy_state
 
 
 def set_loader_policy_state(state: Any, policy_state: Any) -> Any:
-    """A loader's state with this policy in it, whatever stages are around the source.
+    """A copy of a loader's state that holds this policy state.
 
         state = loader.init_state(key)
         state = cereal.rl.set_loader_policy_state(state, policy_state)
 
-    The tree is copied, so a later `policy_state.update(...)` does not reach the state. The same as
-    `loader.set_policy_state(state, policy_state)`.
+    It is the same as `loader.set_policy_state(state, policy_state)`. The tree is copied, so a later
+    `policy_state.update(...)` does not change the state.
     """
     return set_policy_state(state, policy_state)
 
 
 def set_source_policy_state(state: Any, policy_state: Any) -> Any:
-    """A source's state with this policy in it; the same as `source.set_policy_state`.
+    """A copy of a source's state that holds this policy state; see `source.set_policy_state`.
 
         state = source.init_state(key)
         state = cereal.rl.set_source_policy_state(state, policy_state)

@@ -1,9 +1,9 @@
-"""Returns and advantages as stages over segments: batches of steps in a row.
+"""Returns and advantages as stages over segments: a segment is a batch of consecutive steps.
 
     RolloutSource -> BatchTransform(T) -> GAETransform(...)     {..., advantage, return}: [T, N]
 
-Time is the innermost axis of the batch: of batches of batches, `[M, T, ...]`, each of the M
-segments is taken by itself.
+Time is the innermost axis of the batch. In batches of batches, `[M, T, ...]`, each of the M
+segments is computed separately.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .returns import as_fraction, gae, n_step_returns, reward_to_go
 
 
 class SegmentStage(Stage[Any, Any]):
-    """A stage that adds keys to segments, and leaves the others."""
+    """A stage that adds keys to segments; other keys stay as they are."""
 
     reads: ClassVar[tuple[str, ...]]
     adds: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def of_segment(self, parts: dict[str, Any], mask: Any) -> dict[str, Any]:
-        """What to add to a segment `[T, ...]`; `parts` are those of the keys that it needs."""
+        """The keys to add to a segment `[T, ...]`; `parts` holds the keys that it needs."""
 
     @property
     def needs(self) -> dict[str, str]:
-        """Which keys it reads, and what to do where one is missing."""
+        """The keys that it reads, each with what to do if it is missing."""
         return dict.fromkeys(self.reads, "give it that name with a RenameTransform")
 
     def __call__(self, source: Source[Any]) -> Source[Any]:
@@ -85,7 +85,7 @@ class SegmentStage(Stage[Any, Any]):
             )
 
     def _check_steps_follow(self, source: Positional[Any]) -> None:
-        """The rows of a batch must be steps in a row."""
+        """Refuses a pipeline whose batches are not consecutive steps."""
         if source._order.random:
             raise PipelineError(
                 f"{self._label} needs steps in a row, but the order of the data is "
@@ -114,7 +114,7 @@ class RewardToGoTransform(SegmentStage):
         done     .     .     x    |   .     .        gamma=0.5
         return   1.75  1.5   1    |   1.5   1
 
-    Comes after `BatchTransform(T)`, over steps with `reward` and `done`; see `reward_to_go`.
+    Put it after `BatchTransform(T)`; steps need `reward` and `done`. See `reward_to_go`.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("reward", "done")
@@ -140,9 +140,9 @@ class NStepReturnTransform(SegmentStage):
 
         target = n_step_return + bootstrap_discount * value(bootstrap_state)
 
-    Comes after `BatchTransform(T)`, over steps with `reward`, `done` and `next_state`, and if the
-    environment tells them `info["terminated"]`; see `n_step_returns`. At the end of a segment
-    there are fewer than n steps, and the discount is that of as many as there are.
+    Put it after `BatchTransform(T)`; steps need `reward`, `done` and `next_state`, and
+    `info["terminated"]` is used if it is there. See `n_step_returns`. Near the end of a segment
+    there are fewer than n steps: the discount is then that of the steps that are left.
 
     >>> import cereal, numpy as np
     >>> data = {"reward": np.ones(4), "done": np.arange(4) == 3, "next_state": np.arange(1, 5)}
@@ -178,13 +178,13 @@ class NStepReturnTransform(SegmentStage):
 class GAETransform(SegmentStage):
     """Adds `advantage` and `return` by generalised advantage estimation; see `gae`.
 
-        GAETransform(value_fn=critic)      values by the policy that is acting
+        GAETransform(value_fn=critic)      values from the critic of the current policy state
         GAETransform()                     values from the batch: `value`, `next_value`
 
-    Comes after `BatchTransform(T)`. `value_fn(observation, policy_state)` is called with all
-    observations of a batch at once, `[T, N, ...]`: with `state`, and with `next_state`; it returns
-    one value for each. The policy state is the one that the loader's state carries, with what a
-    recurrent policy remembered before the batch: so advantages come from the current critic.
+    Put it after `BatchTransform(T)`. `value_fn(observation, policy_state)` is called twice for each
+    batch, with all observations `[T, N, ...]` at once: with `state` and with `next_state`. It
+    returns one value for each observation. `policy_state` is the one in the loader's state before
+    the batch, so the advantages come from the current critic.
 
     >>> import cereal, numpy as np
     >>> data = {"reward": np.ones(3), "done": np.array([False, True, False])}
@@ -243,7 +243,7 @@ class GAETransform(SegmentStage):
     def apply_with(
         self, policy_state: Any, values: Any, mask: Any, lanes: tuple[int, ...]
     ) -> tuple[Any, Any]:
-        """`apply` with values by the critic of this policy state."""
+        """`apply`, with values that `value_fn` computes from this policy state."""
         self._check(values, lanes)
         shape = values["reward"].shape
         judged = {

@@ -1,10 +1,10 @@
-"""Returns and advantages: pure functions of a segment, arrays whose first axis is time.
+"""Returns and advantages: pure functions of a segment; the first axis of its arrays is time.
 
     reward    1    1    1    1    1    1        x_t = b_t + a_t x_{t+1}
     done      .    .    x    .    .    .        a_t is 0 where an episode ends, else a discount
     to go     3    2    1    3    2    1
 
-Each is one linear recurrence, backwards in time, for each index of further axes (environments).
+Each is a linear recurrence that runs backwards in time, separately for each environment.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def reward_to_go(
 
         return[t] = reward[t] + gamma * return[t + 1]      without the rest where done[t]
 
-    Arrays are `[T]` or `[T, ...]`. `bootstrap` is the value of what follows the last step, `[...]`,
-    of an episode that goes on. Steps whose `mask` (`[T]` or `[T, ...]`) is False get 0, and what
-    comes before them ends there.
+    Arrays are `[T]` or `[T, ...]`. `bootstrap`, `[...]`, is the value of the observation after the
+    last step; it counts if the episode goes on. Steps whose `mask` (`[T]` or `[T, ...]`) is False
+    get 0, and the sums of steps before them end there.
 
     >>> import cereal, jax.numpy as jnp
     >>> done = jnp.array([False, False, True, False])
@@ -68,14 +68,15 @@ def n_step_returns(
     terminated: Any = None,
     mask: Any = None,
 ) -> tuple[jax.Array, Any, jax.Array]:
-    """The discounted sum of the next n rewards, and what to bootstrap from.
+    """The discounted sum of the next n rewards, and the state and discount for bootstrapping.
 
         returns, state, discount = n_step_returns(...)
         target = returns + discount * value(state)
 
-    Fewer than n where the episode or the segment ends before: m steps, `state` is the observation
-    after them, and `discount` is `gamma**m`, or 0 where the episode terminated there. `terminated`
-    tells terminations from truncations; without it, every `done` is one.
+    If the episode or the segment ends earlier, after m steps, only these m rewards are summed.
+    `state` is the observation after them, and `discount` is `gamma**m`, or 0 if the episode
+    terminated there. `terminated` says which episodes terminated and were not truncated; without
+    it, every `done` is a termination.
 
     >>> import cereal, jax.numpy as jnp
     >>> done, after = jnp.array([False, False, True, False]), jnp.arange(1, 5)
@@ -88,7 +89,7 @@ def n_step_returns(
     steps = _read_steps(owner, reward, done, terminated, mask)
     gamma = _as_array(as_fraction(gamma, "gamma", owner), steps.dtype)
     size = steps.done.shape[0]
-    # The step before a masked one is the last known one, as the last step of the segment is.
+    # The step before a masked step is treated as the last step of a segment.
     cut = steps.cut | _later(~steps.real, 1, fill=False)
     follows = jnp.where(aligned(cut, steps.reward), jnp.zeros_like(gamma), gamma)
     total = backwards(follows, steps.reward) if n >= size else _window(follows, steps.reward, n)
@@ -119,8 +120,9 @@ def gae(
         delta[t] = reward[t] + gamma * next_value[t] * (1 - terminated[t]) - value[t]
         advantage[t] = delta[t] + gamma * lam * advantage[t + 1]    without the rest where done[t]
 
-    `next_value[t]` is the value of the observation after step t, of the true last one where `done`;
-    so a truncated episode is bootstrapped. Without `terminated`, every `done` is a termination.
+    `next_value[t]` is the value of the observation after step t; where `done`, of the last
+    observation of the episode. So a truncated episode is bootstrapped. Without `terminated`, every
+    `done` is a termination.
 
     >>> import cereal, jax.numpy as jnp
     >>> done = jnp.array([False, True, False])
@@ -144,11 +146,11 @@ def gae(
 
 
 def backwards(factor: jax.Array, added: jax.Array) -> jax.Array:
-    """x[t] = added[t] + factor[t] * x[t + 1], with nothing after the last; time is the first axis.
+    """x[t] = added[t] + factor[t] * x[t + 1], and 0 after the last step; time is the first axis.
 
-    A CPU runs through it in one pass: for 2,048 steps that is five times as fast as
-    `lax.associative_scan`, and compiles in a tenth of a second rather than in two. A GPU would
-    start a kernel for every step (37 ms), so there all steps add up windows that double (0.07 ms).
+    A CPU computes it step by step: for 2,048 steps this is five times as fast as
+    `lax.associative_scan`, and compiles in a tenth of a second instead of two. A GPU would start a
+    kernel for every step (37 ms), so it computes windows of 1, 2, 4, ... steps (0.07 ms).
     """
     factor = jnp.broadcast_to(factor, added.shape)
     return by_platform(factor, added, cpu=_one_by_one, default=_by_doubling)
@@ -168,9 +170,9 @@ def _by_doubling(factor: jax.Array, added: jax.Array) -> jax.Array:
 
 
 def _window(factor: jax.Array, added: jax.Array, n: int) -> jax.Array:
-    """x[t] of the recurrence over n steps only: windows of 1, 2, 4, ... joined to one of n."""
+    """x[t] of the recurrence over only n steps: joins windows of 1, 2, 4, ... steps."""
     total, reach, power = None, 0, 1
-    product: Any = None  # of the factors over the `reach` steps of `total`
+    product: Any = None  # the product of the factors over the `reach` steps of `total`
     while True:
         if n & power:
             if total is None:
@@ -183,13 +185,13 @@ def _window(factor: jax.Array, added: jax.Array, n: int) -> jax.Array:
             assert total is not None
             return total
         further = added + factor * _later(added, power)
-        # Without the barrier each window is computed again inside of all that follow.
+        # Without the barrier, XLA computes each window again inside each later window.
         factor, added = lax.optimization_barrier((factor * _later(factor, power), further))
         power *= 2
 
 
 def _later(x: jax.Array, n: int, *, fill: Any = 0) -> jax.Array:
-    """What comes n steps later."""
+    """The array shifted by n steps: at t, the value of step t + n."""
     n = min(n, x.shape[0])
     return jnp.concatenate([x[n:], jnp.full((n, *x.shape[1:]), fill, x.dtype)])
 
@@ -202,7 +204,7 @@ class _Steps(NamedTuple):
     done: jax.Array
     terminated: jax.Array
     real: jax.Array
-    cut: jax.Array  # whether what comes after this step counts for nothing before it
+    cut: jax.Array  # whether later steps do not count for this step and those before it
 
     @property
     def dtype(self) -> Any:
@@ -256,7 +258,7 @@ def _value(name: str, value: Any, steps: _Steps) -> jax.Array:
 
 
 def aligned(x: jax.Array, whole: Any) -> jax.Array:
-    """The array with axes of 1 at the end, so that it broadcasts over one of more axes."""
+    """The array with axes of length 1 added at the end, so that it broadcasts over `whole`."""
     return x.reshape(x.shape + (1,) * (whole.ndim - x.ndim))
 
 
@@ -281,7 +283,7 @@ def _as_array(number: Any, dtype: Any) -> jax.Array:
 
 
 def as_fraction(value: Any, name: str, owner: str) -> Any:
-    """A number from 0 to 1: of Python, or a scalar of JAX, which may be traced."""
+    """A number from 0 to 1: a Python number, or a JAX scalar, which may be traced."""
     wrong = f"{owner}: `{name}` must be a number from 0 to 1, got "
     if isinstance(value, jax.Array):
         if value.shape or not jnp.issubdtype(value.dtype, jnp.floating):

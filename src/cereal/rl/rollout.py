@@ -4,9 +4,9 @@
         ^                                                  |
         +---------------- next observation, or the first of a new episode
 
-A step is one action in each of N environments. What is random in a step is a function of the key,
-the environment's number and how many steps were made: environment 3 of 8 sees what environment 3
-of 1,024 sees, and n steps at once are n steps one by one.
+A step is one action in each of N environments. Its random numbers are a function of the key, the
+number of the environment, and the number of steps made. So environment 3 of 8 sees the same as
+environment 3 of 1,024, and n steps at once give the same as n single steps.
 """
 
 from __future__ import annotations
@@ -49,26 +49,29 @@ from .shape_checks import (
 )
 from .transition import RolloutState, Transition
 
-_POLICY, _STEP, _RESET, _FIRST = range(4)  # what the keys of a step are for
-_MOST_KEYS = 1 << 22  # that are drawn at once
+_POLICY, _STEP, _RESET, _FIRST = range(4)  # the purposes of the keys of a step
+_MOST_KEYS = 1 << 22  # the most keys that are drawn at once
 
 
 @pytree_dataclass
 class RolloutSource(CompiledStream[Transition]):
-    """Transitions of a policy in N environments, any that have the functions of `Environment`.
+    """Transitions of a policy in N environments, which have the methods of `Environment`.
 
         RolloutSource(BraxEnvironment(env), policy_step, template, num_envs=64)
         -> BatchTransform(128)   segments of 128 steps in 64 environments: [128, 64, ...]
 
-    `policy_step_fn(observation, policy_state, new_episode, key) -> (action, policy_state)` is
-    written for one environment; a third value that it returns is in the transition as `extras`.
-    The policy state (parameters, and what a recurrent policy remembers) lies in the loader's
-    state: `loader.set_policy_state` puts it there, in the shape of `policy_state_template`, before
-    the first step. `policy_state_axes` is an axis tree as of `jax.vmap`: None for what all
-    environments share, 0 for what each has for itself; by default all is shared. Environments go
-    on across batches and epochs. Where an episode ends the next one begins, and `new_episode`
-    tells the policy. With `num_envs=1` there is no axis for environments. `GymnaxSource` shows a
-    whole program.
+    `policy_step_fn(observation, policy_state, new_episode, key) -> (action, policy_state)` is a
+    function of one environment. If it returns a third value, the transition holds it as `extras`.
+
+    The policy state (parameters, and the memory of a recurrent policy) is part of the loader's
+    state. Before the first step, put it there with `loader.set_policy_state`; it must have the
+    structure, shapes and dtypes of `policy_state_template`. `policy_state_axes` is like `in_axes`
+    of `jax.vmap`: None for parts that all environments share, 0 for parts of which each environment
+    has its own. By default all parts are shared.
+
+    Environments continue across batches and epochs. When an episode ends the next one begins, and
+    the policy gets `new_episode=True`. With `num_envs=1` there is no axis for environments.
+    `GymnaxSource` shows a complete program.
     """
 
     env: Opaque
@@ -125,7 +128,7 @@ class RolloutSource(CompiledStream[Transition]):
         return f"{type(self).__name__}({environment_name(self.env.value)}{many})"
 
     def _one_environment(self, owner: str) -> Step:
-        """Checks policy and environment together; the shapes of one step."""
+        """Checks that policy and environment fit together; returns the shapes of one step."""
         env = self.env.value
         observation, state = reset_shapes(env, owner)
         policy_state = self._axes.of_one(self._template)
@@ -157,9 +160,9 @@ class RolloutSource(CompiledStream[Transition]):
     # States and steps
 
     def init_state(self, key: Any) -> RolloutState:
-        """Environments at the beginning of their first episode, without a policy."""
+        """A state at the beginning of the first episodes; no policy state is set in it."""
         words = jnp.asarray(key_words(key))
-        # Traced at every call, since `reset` may refer to something that has changed.
+        # Traced at every call, since `reset` may use a variable that has changed.
         return TracedAgain(self._begin)(words) if eager() else self._begin(words)
 
     def _begin(self, words: Any) -> RolloutState:
@@ -188,7 +191,7 @@ class RolloutSource(CompiledStream[Transition]):
         return transition, jnp.bool_(True), after
 
     def _step_many(self, state: RolloutState, n: int) -> tuple[Transition, Mask, RolloutState]:
-        """All keys are drawn at once; then the environments are stepped."""
+        """Draws all keys at once, then steps the environments."""
         if n * self.num_envs > _MOST_KEYS:
             return many_steps(self, state, n)
         state = _checked_state(state, self)
@@ -198,7 +201,7 @@ class RolloutSource(CompiledStream[Transition]):
         return transitions, jnp.ones(n, jnp.bool_), after
 
     def _advance(self, moving: _Moving, words: Any) -> tuple[_Moving, Transition]:
-        """One step of all environments: what it changes, and the transition."""
+        """One step of all environments: the changed part of the state, and the transition."""
         keys = _as_keys(words)
         act = over_environments(self.policy, self._axes, self.num_envs)
         observation = moving.observation
@@ -226,7 +229,7 @@ class RolloutSource(CompiledStream[Transition]):
         return _Moving(environment, seen, new, _strong(policy_state)), _strong(transition)
 
     def _moving(self, state: RolloutState) -> _Moving:
-        # On a GPU, to carry `new_episode` costs a copy of every part of the environments' state.
+        # On a GPU, carrying `new_episode` costs a copy of every part of the environments' state.
         new = state.new_episode if self.uses_new else None
         return _Moving(state.environment, state.observation, new, state.policy.get())
 
@@ -236,10 +239,10 @@ class RolloutSource(CompiledStream[Transition]):
         return RolloutState(moving.environment, moving.observation, done, slot, state.keys, steps)
 
     def _begun_again(self, done: Any, keys: Any, going: Any) -> Any:
-        """Where an episode has ended, the beginning of another one.
+        """Resets the environments whose episode has ended.
 
-        To ask first whether any has ended saves a reset in most steps; but on a GPU the question
-        itself takes as long as half a step of CartPole.
+        To check first whether any episode has ended saves the reset in most steps. But on a GPU the
+        check itself takes as long as half a step of CartPole.
         """
 
         def reset(going: Any) -> Any:
@@ -280,7 +283,7 @@ class RolloutSource(CompiledStream[Transition]):
 
 
 class _Moving(NamedTuple):
-    """What a step changes."""
+    """The part of the state that a step changes."""
 
     environment: Any
     observation: Any

@@ -1,10 +1,10 @@
-"""Checks of an environment and a policy when a pipeline is built, by shapes and dtypes alone.
+"""Checks the shapes and dtypes of an environment and a policy when a pipeline is built.
 
     reset  ->  observation, state
     policy(observation, policy state)  ->  action, policy state      of the same shapes as before
     step(state, action)  ->  observation, state                      of the same shapes as `reset`'s
 
-No step is made for it.
+No step runs for this.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def _as_array(leaf: Any) -> Any:
 
 
 def environment_name(env: Any) -> str:
-    """The environment's own name, if it has one, else that of its class."""
+    """The environment's `name`, if it has one; otherwise the name of its class."""
     return getattr(env, "name", type(env).__name__)
 
 
 def key_shape() -> Any:
-    """A random key, as a shape."""
+    """The shape and dtype of a random key."""
     return jax.eval_shape(lambda: jax.random.key(0))
 
 
@@ -67,7 +67,7 @@ def reset_shapes(env: Any, owner: str) -> tuple[Any, Any]:
 
 
 def action_shape(policy: Any, observation: Any, policy_state: Any, env: Any, owner: str) -> Any:
-    """The shape of an action for one environment, after a check of all that the policy returns."""
+    """The shape of an action for one environment; checks everything that the policy returns."""
     new, key = jax.ShapeDtypeStruct((), jnp.bool_), key_shape()
     what = f"{owner}: `policy_step_fn` {policy.name}"
 
@@ -103,11 +103,12 @@ def uses_new_episode(policy: Any, observation: Any, policy_state: Any) -> bool:
 
 
 def has_long_reset(env: Any) -> bool:
-    """Whether a reset takes long: gymnax's and Jumanji's have 30 to 500 operations; those that
-    simulate physics or make a world have 1,200 and more.
+    """Whether a reset takes long.
 
-    The bet: many operations take long. It decides about speed only: whether a GPU is asked before
-    each reset if any episode has ended. `tests/rl/test_shape_checks.py` fails first.
+    Resets of gymnax and Jumanji have 30 to 500 operations; resets that simulate physics or build a
+    world have 1,200 and more. The bet: a reset with many operations takes long. If it is wrong,
+    only speed suffers: it decides whether a GPU checks before each reset if any episode has ended.
+    The test of the bet is `tests/rl/test_shape_checks.py`.
     """
     return _operations(jax.make_jaxpr(env.reset)(key_shape()).jaxpr) > _MANY_OPERATIONS
 
@@ -143,7 +144,7 @@ def _kind(leaf: Any) -> str:
 
 
 def step_shapes(env: Any, observation: Any, state: Any, action: Any, owner: str) -> Step:
-    """The shapes of what a step gives, after a check that another step can follow."""
+    """The shapes of what a step returns; checks that another step can follow."""
     name = f"{environment_name(env)}.step"
 
     def step(key: Any, state: Any, action: Any) -> Any:
@@ -174,7 +175,7 @@ def step_shapes(env: Any, observation: Any, state: Any, action: Any, owner: str)
 
 
 def check_alike(env: Any, part: str, first: Any, after: Any, owner: str) -> None:
-    """What `reset` gives and what `step` gives must be of one kind."""
+    """Refuses an environment whose `reset` and `step` return different shapes or dtypes."""
     difference = difference_of(first, after, "reset gives", "step gives")
     if difference:
         raise PipelineError(
@@ -185,7 +186,7 @@ def check_alike(env: Any, part: str, first: Any, after: Any, owner: str) -> None
 
 
 def difference_of(one: Any, other: Any, first: str = "it gets", second: str = "it returns") -> str:
-    """Where two trees of shapes differ first, in words; empty if they do not."""
+    """The first difference of two trees of shapes, in words; empty if there is none."""
     if Spec(one) == Spec(other):
         return ""
     if jax.tree.structure(one) != jax.tree.structure(other):

@@ -1,4 +1,4 @@
-"""What a rollout gives at every step, and what it carries from one to the next."""
+"""The transition that a rollout gives at each step, and the state that it carries."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ..loaders.policy_slot import PolicySlot
 
 
 class Transition(TypedDict):
-    """What a rollout gives per step; each part has a leading axis N if there are N environments.
+    """One step of a rollout; with N > 1 environments, each part has a leading axis N.
 
-        state        what the policy saw
-        action       what it did
-        reward       what it got for it
-        next_state   what came of it; where `done`, the last observation of the episode
+        state        the observation that the policy saw
+        action       the action that it chose
+        reward       the reward for that action
+        next_state   the observation after it; where `done`, the last one of the episode
         done         whether the episode has ended
-        info         what the environment tells besides; `terminated` and `truncated`, if it does
-        extras       what the policy returned besides, if it does: log-probabilities, say
+        info         from the environment; with `terminated` and `truncated`, if it reports them
+        extras       the policy's third value, if it returns one: log-probabilities, for example
 
-    The next transition's `state` is this one's `next_state`, or where `done` the first observation
-    of another episode.
+    The next transition begins with this `next_state`; where `done`, with the first observation of
+    a new episode.
     """
 
     state: Any
@@ -36,13 +36,13 @@ class Transition(TypedDict):
 
 @pytree_dataclass
 class RolloutState:
-    """Where a rollout is: the environments, what they show, and the policy.
+    """The state of a rollout: the environments, their observations, and the policy state.
 
         environment, observation, new_episode    of each environment
         policy                                   the slot that `set_policy_state` fills
-        keys, steps                              what is random in the next step
+        keys, steps                              from which the next random numbers follow
 
-    All of it is arrays, so a rollout goes on exactly after being stored.
+    All of it is arrays: a rollout that was saved and restored continues exactly.
     """
 
     environment: Any
@@ -50,4 +50,4 @@ class RolloutState:
     new_episode: jax.Array
     policy: PolicySlot
     keys: jax.Array  # two words per environment
-    steps: jax.Array  # made so far: two words
+    steps: jax.Array  # the number of steps made so far, as two words

@@ -1,4 +1,4 @@
-"""WHAT: one file per place that data can come from, and per way to combine sources."""
+"""WHAT: one file for each kind of data, and for each way to combine sources."""
 
 from .array import ArraySampleSource as ArraySampleSource
 from .combined.concat import ConcatSource as ConcatSource

@@ -27,14 +27,15 @@ T = TypeVar("T")
 
 @pytree_dataclass
 class ArraySampleSource(IndexedSource[T], Generic[T]):
-    """A tree of arrays with one leading length: element i is row i of each.
+    """Arrays in memory, all of one length: element i is row i of every array.
 
         {"image": uint8[60000,28,28], "label": int32[60000]}
            --take [7, 3]-->  {"image": uint8[2,28,28], "label": int32[2]}
 
-    `ordering` is "sequential", "shuffle" (a new order in every epoch, computed, not stored) or an
-    array of indices. NumPy data goes to the default device once; a `jax.Array` stays where it
-    is. `index_key="index"` adds each element's index to elements that are dicts.
+    `data` is an array, or a tree of arrays (a dict, a tuple, ...). NumPy arrays are copied to the
+    default device once; a `jax.Array` stays where it is. `ordering` is "sequential", "shuffle" (a
+    new order in every epoch, which takes no memory) or an array of indices. If elements are dicts,
+    `index_key="index"` adds the index of each element to it, under that key.
 
     >>> import cereal, numpy as np
     >>> source = cereal.ArraySampleSource({"x": np.arange(6.0)}, ordering="sequential")
@@ -60,7 +61,7 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
         )
 
     def __len__(self) -> int:
-        return jax.tree.leaves(self.data)[0].shape[0]  # words have as many rows
+        return jax.tree.leaves(self.data)[0].shape[0]  # also true of rows kept as words
 
     def _describe(self) -> Traits:
         return self._describe_as(light=True, by_python=True)
@@ -90,7 +91,7 @@ def _is_rows(leaf: Any) -> bool:
 
 
 def _as_numpy(leaf: Any) -> np.ndarray:
-    """As NumPy sees it: on the CPU without a copy."""
+    """The data as a NumPy array; on the CPU nothing is copied."""
     if isinstance(leaf, WordRows):
         return np.asarray(leaf.words).view(leaf.dtype).reshape(leaf.shape)
     if not isinstance(leaf.dtype, np.dtype):
@@ -102,12 +103,12 @@ def _as_numpy(leaf: Any) -> np.ndarray:
 
 
 def leaf_name(path: Any) -> str:
-    """How errors call a part of the data."""
+    """The name of a part of the data in error messages."""
     return f"`data{jax.tree_util.keystr(path)}`"
 
 
 def one_length(data: Any, owner: str, *, files: bool = False) -> int:
-    """The common length of all leaves; of arrays in `files` too, where they can be read there."""
+    """The one length that all arrays have; `files=True` also accepts arrays that lie in files."""
     lengths: dict[str, int] = {}
     for name, leaf in array_leaves(data, owner, "data"):
         if isinstance(leaf, np.memmap) and not files:
@@ -120,7 +121,7 @@ def one_length(data: Any, owner: str, *, files: bool = False) -> int:
                 f"{owner}: {name} has no axis to take elements from; give it one leading axis."
             )
         if isinstance(leaf, np.ndarray) and not isinstance(leaf, np.memmap):
-            check_fits(leaf, f"{owner}: {name}")  # files are looked at as they are read
+            check_fits(leaf, f"{owner}: {name}")  # arrays in files are checked when they are read
         lengths[name] = leaf.shape[0]
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())

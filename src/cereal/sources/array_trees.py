@@ -1,9 +1,9 @@
-"""Trees of arrays, as users give them; and words for what looks like one and is none.
+"""Checks that what a user passes as data is a tree of arrays.
 
     {"image": uint8[60000,28,28], "label": int32[60000]}      an array, a dict, a tuple, ...
 
-Loaders, sources and states are pytrees of arrays themselves, frames have columns, lists have rows:
-all of them are refused with the line to write.
+Some objects look like data and are not: loaders, sources and states are pytrees of arrays too, data
+frames have columns, lists have rows. Each is refused, and the error says what to write instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KINDS = {
 
 
 def leaves_of_tree(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
-    """The leaves of a tree, each with its place as errors call it; pipelines count as leaves."""
+    """The leaves of a tree, each with its name for errors; a source or a loader is one leaf."""
     try:
         return named_places(tree, name, is_leaf=_is_no_data)
     except (ValueError, TypeError) as error:  # its keys cannot be sorted
@@ -42,7 +42,7 @@ def leaves_of_tree(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
 
 
 def array_leaves(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
-    """The same, if all of them are arrays."""
+    """The leaves of a tree, each with its name; raises if one of them is not an array."""
     found = leaves_of_tree(tree, owner, name)
     if not found:
         raise PipelineError(
@@ -55,20 +55,20 @@ def array_leaves(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
 
 
 def refuse_list(tree: Any, owner: str, name: str = "data") -> None:
-    """Refuses a list of arrays of one shape, or of elements: nobody can tell rows from columns."""
+    """Refuses a list if its items may be rows as well as columns, or are elements."""
     if type(tree) is not list or not tree:
         return
     whole = f"{owner}: `{name}` is a list of {len(tree)}"
     if all(isinstance(each, dict | tuple) for each in tree):
         raise PipelineError(
-            f"{whole} {type(tree[0]).__name__}s, which are elements, and columns are wanted; write "
+            f"{whole} {type(tree[0]).__name__}s, which are elements, but columns are needed; write "
             f"`dataset_to_jax({name})`, which stacks them."
         )
     if not all(isinstance(each, np.ndarray | jax.Array | list | int | float) for each in tree):
         return
     arrays = [each for each in tree if isinstance(each, np.ndarray | jax.Array)]
     if len({each.shape for each in arrays}) > 1 and len({each.shape[:1] for each in arrays}) == 1:
-        return  # one length and several shapes: columns
+        return  # several shapes with the same length: these are columns
     try:
         shape = np.shape(tree)
     except ValueError:
@@ -84,13 +84,13 @@ def refuse_list(tree: Any, owner: str, name: str = "data") -> None:
 
 
 def refuse_no_data(value: Any, owner: str, name: str) -> None:
-    """Refuses a pipeline or a frame where data is wanted."""
+    """Refuses a pipeline or a data frame in the place of data."""
     if _is_no_data(value):
         raise PipelineError(f"{owner}: `{name}` {_no_array(value, name)}")
 
 
 def refuse_running(value: Any, where: str) -> None:
-    """Refuses a loader, an iterator of one, or a state: no data, though JAX sees arrays in them."""
+    """Refuses a loader, its iterator or its state: they hold arrays, but they are not data."""
     said = _running(value)
     if said:
         raise PipelineError(f"{where} is {said}.")
@@ -101,11 +101,11 @@ def _is_no_data(node: Any) -> bool:
 
 
 def _running(node: Any) -> str:
-    """What something is that runs a pipeline, and what to write; empty for all else."""
+    """If this runs a pipeline (a loader, ...): what it is, and what to write. Otherwise ""."""
     if type(node).__module__.partition(".")[0] != "cereal":
         return ""
     name = type(node).__name__
-    if name.endswith("State"):  # those of streams have classes of their own
+    if name.endswith("State"):  # streams have their own classes of states
         return (
             f"{_article(name)}, a position and not data; pass it to `loader.iterate(state)` or "
             f"`loader.next_batch(state)`"
@@ -126,12 +126,12 @@ def _library_of(node: Any) -> str:
 
 
 def is_frame(node: Any) -> bool:
-    """Whether this is a table, or a column, of a library for tables; none is imported for it."""
+    """Whether this is a table or a column of pandas, polars, ...; cereal imports none of them."""
     return _library_of(node) in _FRAMES and hasattr(node, "__len__")
 
 
 def _no_array(leaf: Any, place: str) -> str:
-    """What something is that is no array, and what to write instead."""
+    """The end of an error about a value that is not an array: what it is, and what to write."""
     kind = type(leaf).__name__
     if isinstance(leaf, Source | Transform):
         return f"is {_article(kind)}, not data; {_instead_of_stage(leaf)}."
@@ -163,7 +163,7 @@ def _instead_of_frame(node: Any) -> str:
 
 
 def _no_numbers(array: np.ndarray, it: str) -> str:
-    """What an array of something else holds, and how to make numbers of it."""
+    """The end of an error about an array without numbers: what it holds, and how to convert it."""
     kind = "U" if array.dtype.kind in "USaT" else array.dtype.kind
     what = f"must be an array of numbers, got {array.dtype}[{','.join(map(str, array.shape))}]"
     if kind in _KINDS:
@@ -173,7 +173,7 @@ def _no_numbers(array: np.ndarray, it: str) -> str:
     if kind != "O" or not array.size:
         return f"{what}; turn it into numbers first."
     first = array.reshape(-1)[0]
-    if isinstance(first, str):  # as frames give it
+    if isinstance(first, str):  # an array of strings, as from a data frame
         return f"{what}: {_KINDS['U'].format(it=it)}, after `{it} = {it}.astype(str)`."
     if hasattr(first, "__len__") and not isinstance(first, bytes):
         return (

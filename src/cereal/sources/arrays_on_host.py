@@ -1,4 +1,4 @@
-"""Arrays in memory, for host stages: read by NumPy, without going to a device."""
+"""Arrays in memory, for host stages: NumPy reads them, and they never go to a device."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class InMemory(HostData):
 
 
 def take_rows_on_host(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """The rows of a contiguous array, in memory that JAX can take as it is."""
+    """The rows of a contiguous array, in memory that JAX can use without a copy."""
     out = read_context().empty((len(indices), *array.shape[1:]), array.dtype)
-    # With `mode="raise"` NumPy would read into another buffer first.
+    # With `mode="raise"` NumPy would read into a buffer of its own first, and then copy.
     return np.take(array, indices, axis=0, out=out, mode="clip")

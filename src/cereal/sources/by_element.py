@@ -17,11 +17,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class ByElement(HostIndexed[T_co]):
-    """A host source whose elements may be anything, read by `reader`, which holds the data."""
+    """A host source whose elements may be anything; its `data` reads them one by one."""
 
     data: Any
     spec: Spec
-    by_epoch: bool  # whether the data asks for the epoch
+    by_epoch: bool  # whether an element depends on the epoch
 
     def _describe(self) -> Traits:
         return self._describe_by()
@@ -42,12 +42,14 @@ class ByElement(HostIndexed[T_co]):
         return self.data.sample
 
     def _filler(self) -> Any:
-        return self.data.sample  # None if the spec was given: nothing is read for it
+        return self.data.sample  # None if the user stated the spec: then no sample was read
 
 
 class ElementData(HostData):
-    """The data of such a source: something that gives the element at an index (`one`), and if it
-    depends on the epoch, at an index in an epoch."""
+    """The data of such a source: `one` gives the element at an index.
+
+    If elements depend on the epoch, `one` takes the epoch as well.
+    """
 
     def __init__(self, by_epoch: bool = False) -> None:
         super().__init__()
@@ -56,7 +58,7 @@ class ElementData(HostData):
 
     @abstractmethod
     def one(self, *at: int) -> Any:
-        """The element at an index; if it is `by_epoch`, at an index and an epoch."""
+        """The element at an index; if elements depend on the epoch: at an index and an epoch."""
 
     def read(self, label: str, rows: Rows) -> ElementBatch:
         indices, read = rows.index.tolist(), self.one

@@ -34,10 +34,11 @@ class DatasetSource(ByElement[Any]):
 
         torch, Hugging Face, TFDS, Grain, a list      dataset[i]  ->  an element, anything
 
-    With `__getitems__(indices)`, a batch is read in one call. It is called from several threads.
-    A dataset that stands first in a loader's list becomes this by itself, and is read in its own
-    order; `DatasetSource(dataset, ordering="shuffle")` shuffles it. A Grain dataset that shuffles
-    or augments does so anew in every epoch, as it does in Grain: `dataset[epoch * len + index]`.
+    If the dataset has `__getitems__(indices)`, one call reads a batch. Several threads call it.
+    If you put a dataset first in a loader's list, the loader makes a DatasetSource of it, in the
+    dataset's own order; `DatasetSource(dataset, ordering="shuffle")` shuffles it. A Grain dataset
+    that shuffles or augments does so differently in every epoch, as in Grain: the loader reads
+    `dataset[epoch * len + index]`.
 
     >>> import cereal
     >>> words = ["a", "bb", "ccc", "dddd"]
@@ -84,7 +85,7 @@ def _length(dataset: Any) -> int:
             f"`{dataset.__name__}(...)`."
         )
     refuse_no_data(dataset, _OWNER, "dataset")
-    hint = "; for what only iterates, write `IterableSource(lambda: iter(...))`"
+    hint = "; if it can only be iterated, write `IterableSource(lambda: iter(...))`"
     kind = type(dataset).__name__
     if not is_dataset(dataset):
         raise PipelineError(
@@ -102,14 +103,14 @@ def _length(dataset: Any) -> int:
 
 
 def is_dataset(value: Any) -> bool:
-    """Whether this has a length, and elements by index."""
+    """Whether this has a length and gives elements by index."""
     if isinstance(value, str | bytes | bytearray | Mapping | set | frozenset):
         return False
     return hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 class _Dataset(ElementData):
-    """A dataset. The epochs of Grain's begin `stride` elements apart; for others it is 0."""
+    """A dataset. In a Grain dataset epochs begin `stride` elements apart; for others it is 0."""
 
     def __init__(self, dataset: Any, stride: int = 0) -> None:
         super().__init__(by_epoch=stride > 0)
@@ -128,7 +129,7 @@ class _Dataset(ElementData):
                 if here.known_to_hang:
                     here.check_known_to_hang()
                 values = list(many(indices))
-        except Exception as error:  # finds out which element it is
+        except Exception as error:  # reads again one by one, to find the element that fails
             return one_by_one(super().read(label, rows).element, len(indices), error)
         if len(values) != len(indices):
             raise PipelineError(
@@ -145,15 +146,15 @@ class _Dataset(ElementData):
 
 
 class InMemoryDataset(ABC):
-    """A dataset that is arrays; first in a loader's list, it is an `ArraySampleSource`."""
+    """A dataset made of arrays; first in a loader's list, it becomes an `ArraySampleSource`."""
 
     @abstractmethod
     def as_array_dict(self) -> dict[str, np.ndarray]:
-        """All elements, as arrays by name."""
+        """All elements, as a dict of arrays."""
 
 
 def as_source(value: Any) -> Any:
-    """The source for this data (arrays, arrays in files, a dataset), or None if it is no data."""
+    """The source for this data (arrays, arrays in files, a dataset); None if it is not data."""
     refuse_no_data(value, "stage 0", "data")
     if hasattr(value, "__next__"):
         return None
@@ -161,12 +162,12 @@ def as_source(value: Any) -> Any:
         return None
     if isinstance(value, InMemoryDataset):
         return ArraySampleSource(value.as_array_dict(), ordering="sequential")
-    # A list is a list of elements, and may be long.
+    # A list holds elements, and may be long: its items are not looked at.
     named = [] if isinstance(value, list) else leaves_of_tree(value, "stage 0", "data")
     leaves = [leaf for _, leaf in named]
     if leaves and all(isinstance(x, np.ndarray | jax.Array) and is_array_like(x) for x in leaves):
         in_files = any(isinstance(x, np.memmap) for x in leaves)
         return (MemmapSource if in_files else ArraySampleSource)(value, ordering="sequential")
     if isinstance(value, Mapping) and any(isinstance(x, np.ndarray) or is_frame(x) for x in leaves):
-        array_leaves(value, "stage 0", "data")  # says which of them is no array of numbers
+        array_leaves(value, "stage 0", "data")  # raises, and says which is not an array of numbers
     return DatasetSource(value) if is_dataset(value) else None

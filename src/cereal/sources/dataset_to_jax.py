@@ -16,12 +16,12 @@ from .array_trees import array_leaves, leaves_of_tree, refuse_no_data
 
 
 def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
-    """Loads a dataset into JAX arrays, committed to a device.
+    """Loads a whole dataset into JAX arrays, committed to a device.
 
-    `dataset` is a tree of arrays (a dict, a tuple, ...), something with `as_array_dict()`, or
-    anything with `len` and indexing, a list included, whose elements are stacked.
-    `storage_device=None` is the default device. On a machine with a GPU, data kept on the CPU
-    stays there, and only batches travel.
+    `dataset` is a tree of arrays (a dict, a tuple, ...), an object with `as_array_dict()`, or
+    anything with a length and elements by index (a list, for example): its elements are stacked.
+    `storage_device=None` is the default device. On a machine with a GPU, `"cpu"` keeps the data in
+    the memory of the host, and only batches go to the GPU.
 
     >>> import cereal
     >>> data = cereal.dataset_to_jax(cereal.DigitsDataset("test"))
@@ -39,9 +39,9 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
 
 
 def _own(array: Any) -> Any:
-    """Memory that nobody else writes into: JAX may use a NumPy array's memory as its own.
+    """A copy, since JAX may keep using a NumPy array's memory, into which the user may write.
 
-    A copy on the host, never by way of the default device.
+    The copy is made on the host, not on the default device.
     """
     return array if isinstance(array, jax.Array) else np.array(native(array), copy=True)
 
@@ -59,7 +59,7 @@ def _arrays_of(dataset: Any, owner: str) -> Any:
         return dataset.as_array_dict()
     if isinstance(dataset, Mapping):
         return dataset
-    # A list is a list of elements, and may be long.
+    # A list holds elements, and may be long: its items are not looked at.
     leaves = [] if isinstance(dataset, list) else leaves_of_tree(dataset, owner, "dataset")
     if leaves and all(isinstance(leaf, jax.Array | np.ndarray) for _, leaf in leaves):
         return dataset

@@ -21,16 +21,17 @@ _OWNER = "DiskSampleSource"
 
 @pytree_dataclass
 class DiskSampleSource(ByElement[Any]):
-    """Reads element `i` by calling `sample_fn(i)`, on the loader's workers.
+    """Reads element `i` by calling `sample_fn(i)`, in the loader's threads.
 
         i  --sample_fn-->  {"image": <PIL image>, "label": 3}      anything, up to batching
 
-    If `sample_fn` takes a second argument, it is the number of the epoch: `sample_fn(i, epoch)`
-    may give another view of the same element every time. The same epoch gives the same elements
-    again, also after a restart, so the function must depend on nothing else.
-    `sample_spec`, a tree of `jax.ShapeDtypeStruct`, says what elements look like; without it one
-    element is read to see. `prefetch_size` elements are read ahead, at least two batches;
-    `DataLoader(prefetch=...)` overrides it. `sample_fn` is called from several threads.
+    If `sample_fn` takes a second argument, it gets the number of the epoch: `sample_fn(i, epoch)`
+    can return another view of the element in each epoch. It must depend on nothing else, so that a
+    restarted run reads the same elements again. Several threads call `sample_fn`.
+
+    `sample_spec`, a tree of `jax.ShapeDtypeStruct`, states the shapes and dtypes of an element;
+    without it, one element is read to find out. The loader reads `prefetch_size` elements ahead,
+    at least two batches; `DataLoader(prefetch=...)` overrides this.
 
     >>> import cereal, numpy as np
     >>> def read(i):  # np.load(paths[i]), say

@@ -1,17 +1,17 @@
-"""Grain's datasets by index, whose epochs go on where the last one ended.
+"""Grain's map datasets: an index beyond the length belongs to a later epoch.
 
     dataset[0] ... dataset[n - 1]     epoch 0
     dataset[n] ... dataset[2n - 1]    epoch 1: shuffled and augmented differently
 
-They are recognised by the names of their classes, so that Grain need not be installed.
+Cereal recognises them by the names of their classes, so that Grain need not be installed.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-# Classes of Grain under which an index gives the same element in every epoch, and those that only
-# change the element. All others, and classes of users, may give another element at an index.
+# `_SAME`: an index gives the same element in every epoch. `_CHANGED`: the same element, changed.
+# Any other class, of Grain or of a user, may give a different element at an index in each epoch.
 _SAME = {
     "SourceMapDataset",
     "RangeMapDataset",
@@ -31,7 +31,7 @@ Epochs = Literal["same", "changed", "moved"]
 
 
 def epochs_of(dataset: Any) -> Epochs:
-    """How the elements of a dataset at one index differ between epochs, if Grain made it."""
+    """How the element at one index differs between epochs; "same" if Grain did not make it."""
     if not _is_grain(dataset):
         return "same"
     name = type(dataset).__name__ if _from_grain(type(dataset)) else ""

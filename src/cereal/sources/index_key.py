@@ -1,4 +1,4 @@
-"""`index_key=`: each element's index, carried in the batch."""
+"""`index_key=`: adds the index of each element to the batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..base.errors import PipelineError
 
 
 def check_index_key(elements: Any, index_key: Any, owner: str) -> None:
-    """Refuses an index key that has no place to go."""
+    """Refuses an index key that cannot be added to these elements."""
     if index_key is None:
         return
     if not isinstance(index_key, str):
@@ -25,5 +25,5 @@ def check_index_key(elements: Any, index_key: Any, owner: str) -> None:
 
 
 def with_index(values: Any, index: Any, index_key: str | None) -> Any:
-    """The elements with their index beside them."""
+    """The elements, with their index added under `index_key`."""
     return values if index_key is None else {**values, index_key: index}

@@ -23,10 +23,10 @@ from .index_key import check_index_key, with_index
 
 @pytree_dataclass
 class RangeSource(IndexedSource[jax.Array]):
-    """The integers from `start` to `stop`, as int32, in O(1) memory.
+    """The integers from `start` up to, but without, `stop`, as int32; they take no memory.
 
-    `RangeSource(stop)`, `RangeSource(start, stop)`; `ordering` as for every source. Shuffling
-    10^9 of them starts at once.
+    Write `RangeSource(stop)` or `RangeSource(start, stop)`. `ordering` is "sequential", "shuffle"
+    or an array of indices. A shuffle of 10^9 integers starts at once.
 
     >>> import cereal
     >>> loader = cereal.DataLoader([cereal.RangeSource(2, 8), cereal.BatchTransform(3)])

@@ -41,11 +41,11 @@ class WindowSource(HostIndexed[Any]):
         ...
         length=4, predict=2                {"context": [0 1 2 3], "target": [4 5]}
 
-    Windows are cut out when they are read: memory does not grow with their length. Arrays go to
-    the default device; an `np.memmap` stays in its file, and only batches are read. With
-    `predict`, elements have a context of `length` and a target of `predict` after it.
+    A window is cut out when it is read, so windows take no memory. Arrays go to the default device;
+    an `np.memmap` stays in its file, and only batches are read from it. With `predict`, an element
+    has a context of `length` moments and a target, the `predict` moments after it.
 
-    nanoGPT's loader, whose windows are tokens and the tokens one later:
+    The loader of nanoGPT, whose targets are the tokens shifted by one:
 
     >>> import cereal, numpy as np
     >>> tokens = np.arange(50, dtype=np.uint16)  # np.memmap("train.bin", np.uint16, mode="r")
@@ -113,7 +113,7 @@ class WindowSource(HostIndexed[Any]):
         return self.spec.tree
 
     def _describe(self) -> Traits:
-        host = self.data is None or isinstance(self.data, _Files)  # None: without its data
+        host = self.data is None or isinstance(self.data, _Files)  # None: the data was taken out
         whole = self.context + self.predict
         overlap = whole if self.stride < whole else 0
         return self._describe_as(
@@ -160,9 +160,9 @@ class _Files(MappedArrays):
 
 
 def _all_windows(array: np.ndarray, length: int) -> np.ndarray:
-    """A view of every window, [windows, length, ...]; indexing it copies.
+    """A view of every window, [windows, length, ...]; indexing the view makes a copy.
 
-    `sliding_window_view` would take 30 us more for a batch.
+    `sliding_window_view` would take 30 us longer for each batch.
     """
     shape = (array.shape[0] - length + 1, length, *array.shape[1:])
     strides = (array.strides[0], *array.strides)
@@ -184,16 +184,16 @@ def _parted(windows: Any, context: int, predict: int, axis: int = 0) -> Any:
 def split_time(
     source: Any, fractions: Sequence[float], *, ordering: Any = None
 ) -> tuple[SliceSource[Any], ...]:
-    """Cuts windows in time: `train, val, test = split_time(windows, (0.7, 0.1, 0.2))`.
+    """Splits windows by time: `train, val, test = split_time(windows, (0.7, 0.1, 0.2))`.
 
         data     0 .............. 70 | 70 .. 80 | 80 .... 100
         train    [context|target]
         val                 [context | target]
         test                           [context | target]
 
-    No two parts have a moment in common in their targets, and each part's targets lie between its
-    cuts. Contexts may reach back before the cut, as they do when one forecasts. Windows without
-    `predict` lie wholly within their part: those across a cut are left out.
+    The targets of a part lie between its two cuts, so no moment is a target in two parts. A context
+    may begin before the cut, since a forecast may use the past. Windows without `predict` lie
+    entirely in one part: windows that cross a cut are left out.
 
     >>> import cereal, numpy as np
     >>> windows = cereal.WindowSource(np.arange(100), 8, predict=2, ordering="sequential")
@@ -234,6 +234,6 @@ def split_time(
 
 
 def _named(source: Any) -> str:
-    """How an error calls what it was given: a source by its last stage."""
+    """The name of a value in an error: for a source, its last stage."""
     known = isinstance(source, Source)
     return source._label.partition("(")[0] if known else type(source).__name__

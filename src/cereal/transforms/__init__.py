@@ -1,4 +1,4 @@
-"""HOW: one file per verb."""
+"""HOW: one file for each transform."""
 
 from .batch import BatchTransform as BatchTransform
 from .cache import CacheTransform as CacheTransform

@@ -34,20 +34,20 @@ T_co = TypeVar("T_co", covariant=True)
 
 @pytree_dataclass
 class BatchTransform(Transform[Any, Any]):
-    """Stacks elements into batches of one static shape.
+    """Stacks elements into batches; all batches have the same shape.
 
         10 elements, batch_size=4
         default                0123 4567 89|01 2345 6789|01 ...   wraps: each once per pass
         pad_last_batch=True    0123 4567 89__ | 0123 ...          mask is False at __
         drop_last=True         0123 4567 | 0123 ...               2 of the order are left out
 
-    Padding repeats elements of the epoch, so that it is always valid input; the mask tells.
-    Batching a second time adds a second axis: [4, 8, ...] microbatches.
+    Padding repeats elements of the epoch, so it is always valid input; the mask is False there.
+    A second BatchTransform adds a second axis: [4, 8, ...] microbatches.
 
-    `collate(elements)` makes a batch of a list of elements in another way, in Python: a tree of
-    arrays whose first axis is the batch's, of the same shapes for every batch. The shapes are seen
-    in a first batch, read when the pipeline is built; `spec=`, a tree of `jax.ShapeDtypeStruct` of
-    a whole batch, states them instead.
+    `collate` is a Python function that makes a batch in another way: it gets a list of elements and
+    returns a tree of arrays. The first axis of each array must be the batch, and every batch must
+    have the same shapes. To learn the shapes, a first batch is read when the pipeline is built;
+    or state them: `spec=` is a tree of `jax.ShapeDtypeStruct` of a whole batch.
 
     >>> import cereal
     >>> batches = cereal.BatchTransform(4, pad_last_batch=True)(cereal.RangeSource(6))
@@ -163,7 +163,7 @@ def _as_spec(tree: Any, size: int, collate: Any) -> Spec | None:
 
 
 def _check_fits(lanes: tuple[int, ...], n: int) -> None:
-    """A dropped remainder must not be everything."""
+    """Refuses a `drop_last=True` that would leave out all elements."""
     if n < math.prod(lanes):
         size = " x ".join(map(str, lanes))
         raise PipelineError(
@@ -173,7 +173,7 @@ def _check_fits(lanes: tuple[int, ...], n: int) -> None:
 
 
 def _agreed(batch: BatchTransform, source: Positional[Any]) -> Remainder:
-    """The rule of a batch of batches: said once, or twice alike."""
+    """The rule for the end of an epoch, for batches of batches: both must agree, or one wraps."""
     known = source.traits
     if not known.lanes or known.remainder in ("wrap", batch.remainder):
         return batch.remainder
@@ -186,7 +186,7 @@ def _agreed(batch: BatchTransform, source: Positional[Any]) -> Remainder:
 
 
 def _warn_of_repeats(batched: Positional[Any], source: Positional[Any]) -> None:
-    """Says it once if every batch has elements several times."""
+    """Warns if every batch has elements several times."""
     size, traits = batched._plan.batch, batched.traits
     n = traits.length
     if traits.remainder != "wrap" or source._order.samples or not source._plan.batch <= n < size:
@@ -197,14 +197,14 @@ def _warn_of_repeats(batched: Positional[Any], source: Positional[Any]) -> None:
         f"{batched._label} over {n} element{'s' if n > 1 else ''}: {size} is larger than the data, "
         f"so every batch has elements several times, of {-(-size // n)} epochs or more; for one "
         f"batch with all elements write `BatchTransform({n})`, or pass `pad_last_batch=True` and "
-        f"use the mask. (If it is meant, `RepeatSource(source, {-(-size // n)})` says so.)",
+        f"use the mask. (If you want this, write `RepeatSource(source, {-(-size // n)})`.)",
         stacklevel=callers_level(),
     )
 
 
 @pytree_dataclass
 class BatchedStreamState:
-    """The state of a padded batch over a stream: how many batches of the epoch were given."""
+    """The state of padded batches over a stream; `step` is how many batches the epoch has given."""
 
     source: Any
     step: jax.Array
@@ -212,9 +212,9 @@ class BatchedStreamState:
 
 @pytree_dataclass
 class BatchedStream(StreamWrapper[T_co]):
-    """Batches of a source that carries a state: `batch_size` steps of it at a time.
+    """Batches of a stream: a batch is `batch_size` steps of it.
 
-    Nothing is dropped from a stream: it goes on where it was when the epoch ends.
+    Nothing of a stream is dropped: when an epoch ends, the next one continues where it is.
     """
 
     source: Any

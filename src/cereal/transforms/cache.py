@@ -1,4 +1,4 @@
-"""Elements that are computed once."""
+"""A cache: elements are computed once and kept."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Kept = tuple[tuple[str, Any], ...]  # traits, by name
 
 @pytree_dataclass
 class CacheTransform(Transform[Any, Any]):
-    """Keeps the elements of all stages above it; what is above runs once per element.
+    """Keeps the elements that the stages before it make, so that they run once per element.
 
         [source, slow stage, CacheTransform("host"), RandomMapTransform(crop), BatchTransform(128)]
                              epoch 1 fills it; later epochs read it
@@ -43,15 +43,18 @@ class CacheTransform(Transform[Any, Any]):
     where="host"     in memory of the host, filled as elements are read
     where=path       in files in that folder, filled as elements are read: the next run finds them
 
-    A cache in files is found again by a digest of what is above it: other data, another function
-    or another option makes another cache. Since no digest of code sees everything, a few elements
-    are computed again when it is opened, and a difference is an error. `version`, a number or a
-    word, is part of its name: set another one to begin anew, or where functions hold what has no
-    digest. Stop it at any time, or kill it: all but the last few seconds' work stays. Inside of
-    your own `jit` and in `scan_epoch`, what is missing is read before the program runs. Random
-    stages must come below it, or every epoch would see the same augmentation. Functions above it
-    are as they were when the pipeline was built, however late an element is read: a cache never
-    holds elements of two states of a program.
+    Random stages must come after it; otherwise every epoch would see the same augmentation. In
+    `scan_epoch` and in your own `jit`, missing elements are read before the program runs.
+
+    The name of a cache in files is a digest of the stages before it: if the data, a function or an
+    option changes, another cache is used. A digest cannot see every change of code. So when a cache
+    is opened, a few elements are computed again, and a difference is an error. `version`, a number
+    or a word, is part of the name: change it to begin a new cache, or if the error says that
+    something has no digest. You can stop or kill the program at any time: only the work of the last
+    few seconds is lost.
+
+    The cache uses the functions as they were when the pipeline was built, even if it computes an
+    element later: it never mixes elements of an old and a new function.
 
     >>> import cereal
     >>> cached = cereal.CacheTransform("host")
@@ -104,7 +107,7 @@ class CacheTransform(Transform[Any, Any]):
 
 
 def _kept_traits(above: Traits) -> Kept:
-    """What a cache has from what is above it."""
+    """The traits that a cache takes over from the stages before it."""
     names = ("path", "once", "overlap", "placement")
     return tuple((name, getattr(above, name)) for name in names)
 
@@ -169,7 +172,7 @@ def _check_plain(source: Any, label: str) -> None:
 
 @pytree_dataclass
 class Cached(HostIndexed[Any]):
-    """Elements from a store on the host."""
+    """A source that reads a cache on the host."""
 
     store: CacheStore
     ordering: Order
@@ -201,7 +204,7 @@ class Cached(HostIndexed[Any]):
 
 @pytree_dataclass
 class CachedOnDevice(IndexedSource[Any]):
-    """Elements from arrays on the device."""
+    """A source that reads a cache on the device."""
 
     arrays: ArraySampleSource[Any]
     ordering: Order
@@ -234,7 +237,7 @@ def _put(whole: Any, part: Any, start: Any) -> Any:
 
 
 def _room_for(part: Any, n: int) -> Any:
-    """Zeros for n such elements, on the part's mesh if that has explicit axes."""
+    """Zeros for n elements like those of `part`, on its mesh if that has explicit axes."""
     there = part.sharding if explicit_mesh(part) is not None else None
     return jnp.zeros((n, *part.shape[1:]), part.dtype, device=there)
 
@@ -255,7 +258,7 @@ def _on_device(upstream: Any, label: str) -> CachedOnDevice:
 
 @pytree_dataclass
 class _WithMask(Stage[Any, Any]):
-    """Cached masks, as masks again."""
+    """Splits what was cached, pairs of (values, mask), into values and masks again."""
 
     traits: ClassVar[StageTraits] = StageTraits(changes_mask=True)
 

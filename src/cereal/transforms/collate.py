@@ -1,4 +1,4 @@
-"""From a list of elements to a batch, where stacking is not enough."""
+"""Batches of elements with different lengths, which cannot simply be stacked."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from ..host.read_context import read_context
 def pad_collate(
     max_length: int, *, value: Any = 0, truncate: bool = True
 ) -> Callable[[Sequence[Any]], Any]:
-    """Stacks elements whose first axes differ: padded to `max_length`, with their lengths.
+    """A `collate=` function for elements of different lengths: pads them to `max_length`.
 
         [5, 7], [1, 2, 3]   --max_length=4-->   {"values": [[5, 7, 0, 0], [1, 2, 3, 0]],
                                                  "lengths": [2, 3]}
 
-    Elements that are dicts keep their keys, and get `lengths` beside them: of a dict with several
-    ragged entries, one length each, as a dict. Numbers and arrays without axes are stacked. What is
-    longer than `max_length` is cut off; with `truncate=False` it is an error. `value` fills.
+    If elements are dicts, the batch has the same keys, and `lengths`. If several entries have
+    different lengths, `lengths` is a dict with an array for each of them. Numbers are stacked.
+    Longer elements are cut off at `max_length`; with `truncate=False` they are an error. `value`
+    fills the padding.
 
     >>> import cereal
     >>> texts = [[5, 7], [1, 2, 3]]
@@ -70,7 +71,7 @@ class PadCollate:
 
     def _fill(self, dtype: Any) -> Any:
         try:
-            with np.errstate(invalid="ignore"):  # NaN as an integer is some number, and no NaN
+            with np.errstate(invalid="ignore"):  # converting NaN to an integer gives some number
                 value = np.asarray(self.value).astype(dtype)
             missing = bool(self.value != self.value) and bool(value != value)
             fits = bool(value == self.value) or missing
@@ -78,8 +79,8 @@ class PadCollate:
             fits, value = False, None
         if not fits:
             raise PipelineError(
-                f"pad_collate: value={self.value!r} is no {np.dtype(dtype)}, which the elements "
-                f"are; choose another one."
+                f"pad_collate: value={self.value!r} cannot be stored as {np.dtype(dtype)}, the "
+                f"dtype of the elements; choose another value."
             )
         return value
 
@@ -117,7 +118,7 @@ class PadCollate:
 
 
 def _present(tree: dict[str, Any]) -> dict[str, Any]:
-    """What is there of a tree of dicts, without the gaps."""
+    """A tree of dicts without the entries that are None."""
     found = {key: _present(v) or None if isinstance(v, dict) else v for key, v in tree.items()}
     return {key: value for key, value in found.items() if value is not None}
 

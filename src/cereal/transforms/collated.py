@@ -63,10 +63,10 @@ class Collating(Batching):
 
 
 def collate_with(batch: Any, source: Any) -> Collating:
-    """The batches that a BatchTransform with `collate=` makes of a source.
+    """The placed stage of a BatchTransform with `collate=` over a source.
 
-    Unless they were stated, shapes are those of a real batch: a function that pads to the longest
-    element, say, tells nothing by copies of one.
+    If `spec=` does not state the shapes, they are those of a real batch. Copies of one element are
+    not enough: a function may pad to the longest element, for example.
     """
     known, size = batch.collate, batch.batch_size
     mine = known if known.sample is None else HostFunction(known.fn, called=known.name)
@@ -89,7 +89,7 @@ def collate_with(batch: Any, source: Any) -> Collating:
 
 
 def check_batch(spec: Spec, size: int, who: str, hint: str) -> None:
-    """Every array of a batch begins with the batch's axis."""
+    """Refuses a batch with an array whose first axis is not the batch."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(spec.tree)[0]:
         if leaf.shape[:1] != (size,):
             raise PipelineError(
@@ -99,8 +99,10 @@ def check_batch(spec: Spec, size: int, who: str, hint: str) -> None:
 
 
 def first_batch(source: Any, size: int) -> list[Any]:
-    """The first elements by their index, as many as a batch has; again from the first one if
-    there are fewer. Where one cannot be read, or is left out, the first that can stands."""
+    """The first elements by index, as many as a batch has; if there are fewer, they repeat.
+
+    If one cannot be read, or was left out, the source's sample takes its place.
+    """
     sample, found, iterators = source._sample(), [], source._iterators
     peeked = contextlib.nullcontext() if iterators is None else iterators.peeked()
     with peeked, contextlib.suppress(Exception):
@@ -115,7 +117,7 @@ def first_batch(source: Any, size: int) -> list[Any]:
 
 
 def collate_as_arrays(batch: Any, elements: list[Any], promised: Spec | None) -> Any:
-    """What `collate` makes of elements, as arrays in the types of JAX."""
+    """Calls `collate` with the elements; the batch as arrays, with dtypes that JAX has."""
     made = batch.collate([protected(element) for element in elements])
     if made is None:
         raise PipelineError(f"{batch._label}: `collate` returned None; did it forget to `return`?")

@@ -1,4 +1,4 @@
-"""Where batches go."""
+"""Puts batches onto devices."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ T = TypeVar("T")
 
 @pytree_dataclass
 class DevicePutTransform(Stage[Any, Any]):
-    """Hands batches out on a device, or spread over devices.
+    """Puts batches onto a device, or spreads them over several.
 
     `device` is a `jax.Device`, a name such as "gpu:1", a sharding, or None for the first device.
-    Of a `NamedSharding`, an array with fewer axes takes the leading part of the spec: labels and
-    the mask that of their one axis, one number for a whole batch lies everywhere.
+    If an array has fewer axes than the spec of a `NamedSharding`, the first entries of the spec
+    apply: one for labels and the mask. A scalar for a whole batch is copied to all devices.
 
-    In `scan_epoch`, `evaluate` and your own `jit`, batches are constrained to it, so the program
-    runs there: data and parameters must not have been put elsewhere. The data of a loader travels
-    there with every call; `jax.device_put(loader, NamedSharding(mesh, PartitionSpec()))` puts it
-    there once. The default device asks for nothing in your own `jit`: that runs where its
-    arguments are.
+    In `scan_epoch`, `evaluate` and your own `jit`, this is a constraint on the batches: the program
+    runs on these devices, so data and parameters must not be committed to others. Each call copies
+    the loader's data to them; to copy it only once, write
+    `jax.device_put(loader, NamedSharding(mesh, PartitionSpec()))`. In your own `jit`, the default
+    device adds no constraint: the program runs where its arguments are.
 
     >>> import cereal, jax
     >>> put = cereal.DevicePutTransform("cpu:0")

@@ -1,4 +1,4 @@
-"""Elements that do not count."""
+"""Masks elements."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class FilterTransform(Stage[Any, Any]):
         element   3     8     5     9
         mask      False True  False True       fn = lambda x: x > 6
 
-    The element stays in its place and its mask is False, so that shapes are static and a batch is
-    still a function of its position; `masked_mean` and `evaluate` leave it out. Before and after
-    batching, `fn` sees one element. To read survivors only, use `select(source, fn)`.
+    The element stays in its place and its mask is False: so shapes are static, and a batch is still
+    a function of its position. `masked_mean` and `evaluate` leave masked elements out. `fn` gets
+    one element, even after batching. To read only elements that pass, use `select(source, fn)`.
 
     >>> import cereal
     >>> large = cereal.FilterTransform(lambda x: x >= 3)

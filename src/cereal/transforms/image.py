@@ -59,9 +59,9 @@ def _float_type(dtype: Any) -> np.dtype:
 
 @pytree_dataclass
 class NormalizeImageTransform(Stage[Any, Any]):
-    """Integer images to floats in [0, 1]: divides by the largest value of their dtype.
+    """Turns integer images into floats in [0, 1]: divides by the largest value of their dtype.
 
-    Float images keep their values and change only their dtype. Before or after batching.
+    Float images keep their values; only their dtype changes. Works before and after batching.
 
     >>> import cereal, numpy as np
     >>> source = cereal.ArraySampleSource({"image": np.full((2, 4, 4), 255, np.uint8)})
@@ -87,7 +87,7 @@ class NormalizeImageTransform(Stage[Any, Any]):
         del keys, lanes
         image = _image(values, self.image_key, self._label)
         if jnp.issubdtype(image.dtype, jnp.integer):
-            # Divide in float32 at least: bfloat16 cannot hold 255 steps.
+            # Divide in float32 at least: bfloat16 has too few digits for 255 values.
             wide = at_least_float32(self.dtype)
             image = image.astype(wide) / jnp.asarray(jnp.iinfo(image.dtype).max, wide)
         return {**values, self.image_key: image.astype(self.dtype)}, mask
@@ -98,7 +98,7 @@ class NormalizeImageTransform(Stage[Any, Any]):
 
 @pytree_dataclass
 class FlattenImageTransform(Stage[Any, Any]):
-    """Images to vectors: [28, 28] to [784], [B, 28, 28] to [B, 784].
+    """Turns images into vectors: [28, 28] to [784], [B, 28, 28] to [B, 784].
 
     >>> import cereal, numpy as np
     >>> source = cereal.ArraySampleSource({"image": np.zeros((2, 4, 4), np.uint8)})

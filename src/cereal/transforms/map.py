@@ -17,12 +17,13 @@ B = TypeVar("B")
 
 @pytree_dataclass
 class MapTransform(Stage[Any, B], Generic[B]):
-    """Applies a JAX function: `fn(batch)` or `fn(batch, mask)`; before batching, to one element.
+    """Applies a JAX function to each batch, or before batching to each element.
 
         {"image": uint8[28,28]}  --fn-->  {"image": float32[28,28], "bright": float32[]}
 
-    Adding, dropping and renaming keys is legal, and so is a scalar per batch. The result's spec
-    is inferred; `element_spec_override` states it, and is checked.
+    `fn` takes `(batch)` or `(batch, mask)`. It may add, drop and rename keys, or return a scalar
+    for a whole batch. Shapes and dtypes of the result are inferred; `element_spec_override` states
+    what you expect, and it is an error if they differ.
 
     >>> import cereal
     >>> squares = cereal.MapTransform(lambda x: x * x)(cereal.RangeSource(4))

@@ -19,12 +19,12 @@ B = TypeVar("B")
 
 @pytree_dataclass
 class RandomMapTransform(Stage[Any, B], Generic[B]):
-    """Augments: `fn(element, key)`, with a key of its own for every element of every epoch.
+    """Augments elements: `fn(element, key)` gets another key for each element and each epoch.
 
         key, epoch, index, number of the random stage  -->  the element's key
 
-    The same element of the same epoch is augmented alike whether the stage stands before or
-    after batching, whatever the batch size, and however the run was restarted.
+    An element of an epoch always gets the same key: before and after batching, with any batch size,
+    and after a restart.
 
     >>> import cereal, jax
     >>> jitter = cereal.RandomMapTransform(lambda x, key: x + jax.random.randint(key, (), 0, 10))

@@ -1,4 +1,4 @@
-"""Other names for the parts of an element."""
+"""Renames the keys of elements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..pipeline.traits import StageTraits
 
 @pytree_dataclass
 class RenameTransform(Stage[Any, Any]):
-    """Renames keys of elements that are dicts; the others stay.
+    """Renames keys of elements that are dicts; other keys stay as they are.
 
     >>> import cereal, numpy as np
     >>> source = cereal.ArraySampleSource({"x": np.zeros((4, 2)), "y": np.zeros(4)})

@@ -1,4 +1,4 @@
-"""Batches of sequences, in the shape that a model wants."""
+"""Batches of sequences, in the shape that a model needs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _OWNER = "TimeSeriesBatchTransform"
 
 @pytree_dataclass
 class TimeSeriesBatchTransform(Stage[Any, Any]):
-    """Gives sequences one axis of features: per sequence, or all packed into one.
+    """Reshapes sequences to one axis of features; in packed mode, also to one long sequence.
 
         {"context": [B, T, ...]}
         mode="batched"   {"context": [B, T, F]}
         mode="packed"    {"context": [B * T, F], "sequence_start": [B * T]}, mask [B * T]
 
-    In packed mode sequences follow each other, and `sequence_start` is True at the first moment of
-    each: where a recurrent model resets its state. The mask is then one of moments, False in all
-    of a sequence that is padding, which does not start. What else is in the batch stays [B, ...];
-    its mask is `mask.reshape(B, T)[:, 0]`.
+    In packed mode sequences follow each other. `sequence_start` is True at the first moment of each
+    sequence: there a recurrent model resets its state. The mask has one value for each moment; in a
+    sequence that is padding, mask and `sequence_start` are False. Other keys of the batch stay
+    [B, ...]; their mask is `mask.reshape(B, T)[:, 0]`.
 
     >>> import cereal, numpy as np
     >>> windows = cereal.WindowSource(np.arange(9.0), 3, predict=1, ordering="sequential")

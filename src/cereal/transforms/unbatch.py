@@ -29,14 +29,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 @pytree_dataclass
 class UnbatchTransform(Transform[Any, Any]):
-    """Takes the first axis apart: from batches, or from elements that are batches themselves.
+    """Splits the first axis: batches become elements again, or an array becomes its rows.
 
         BatchTransform(4)   [0 1 2 3] [4 5 6 7]   ->   0 1 2 3 4 5 6 7
         elements [8, 28, 28] of a source          ->   elements [28, 28], 8 times as many
 
-    Elements of an indexed source stay indexed. After batching, the stages between BatchTransform
-    and this one have worked on whole batches, so what follows is a stream that carries the
-    batch which it is handing out; masks go with their elements, and an epoch has whole batches.
+    Over an indexed source without batches, the result is indexed. After batching, it is a stream:
+    the stages between have worked on whole batches, so the state carries the batch whose elements
+    are being handed out. Each element keeps its mask, and an epoch consists of whole batches.
 
     >>> import cereal
     >>> pairs = cereal.BatchTransform(2)(cereal.RangeSource(6))
@@ -90,7 +90,7 @@ class UnbatchTransform(Transform[Any, Any]):
 
 
 def _just_batched(source: Any) -> bool:
-    """Whether the last stage only batches, and an epoch has no end of its own."""
+    """Whether the last stage is a plain batching that wraps at the end of an epoch."""
     if not isinstance(source, Pipeline) or source.traits.remainder != "wrap":
         return False
     return type(source.stages[-1]) is Batching
@@ -98,7 +98,7 @@ def _just_batched(source: Any) -> bool:
 
 @pytree_dataclass
 class Unstacked(OverMembers[T_co]):
-    """The rows of the elements of a source."""
+    """A source whose elements are the rows of another source's elements."""
 
     source: Any
     ordering: Order
@@ -150,7 +150,7 @@ class Unstacked(OverMembers[T_co]):
 
 @pytree_dataclass
 class UnbatchedState:
-    """The state of an un-batched stream: the batch that is being handed out, and how far."""
+    """The state of an un-batched stream: the batch being handed out, and the next lane of it."""
 
     source: Any
     values: Any

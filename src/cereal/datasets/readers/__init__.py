@@ -1,1 +1,1 @@
-"""Readers of file formats; none of them writes, unpacks or runs anything."""
+"""Readers of file formats; they write no files and run no code from a file."""

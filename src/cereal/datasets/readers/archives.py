@@ -1,4 +1,4 @@
-"""Members of archives, read without unpacking: no name in an archive can lead to a file."""
+"""Reads members of archives without unpacking them to disk, so no member can write a file."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _STORED, _DEFLATED = 0, 8
 
 
 def unzipped(data: bytes, path: Path) -> bytes:
-    """The bytes themselves, or what a gzip file of them holds."""
+    """The bytes; if they are a gzip file, its contents."""
     if data[:2] != _GZIP:
         return data
     pieces = []
     try:
-        while data[:2] == _GZIP:  # all at once, which is faster than by a file object
+        while data[:2] == _GZIP:  # all at once: faster than through a file object
             unpack = zlib.decompressobj(31)
             pieces.append(unpack.decompress(data))
             if not unpack.eof:
                 raise zlib.error("it ends too early")
-            data = unpack.unused_data.lstrip(b"\0")  # which may be filled up with zeros
+            data = unpack.unused_data.lstrip(b"\0")  # zeros may follow as padding
         if data:
             raise zlib.error("other bytes follow")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -45,7 +45,7 @@ def _missing(path: Path, name: str) -> DatasetError:
 
 
 def tar_members(path: Path, names: Sequence[str]) -> list[bytes]:
-    """What the members of these names hold, in this order."""
+    """The contents of the members with these names, in this order."""
     import tarfile
 
     found: dict[str, bytes] = {}
@@ -67,7 +67,7 @@ def tar_members(path: Path, names: Sequence[str]) -> list[bytes]:
 
 
 class ZipMembers:
-    """The members of a zip archive by name, each read by itself, from any thread."""
+    """The members of a zip archive by name; any thread can read any of them."""
 
     def __init__(self, path: Path) -> None:
         import zipfile
@@ -92,7 +92,7 @@ class ZipMembers:
         return iter(self._rows)
 
     def read(self, name: str) -> bytes:
-        """What a member holds."""
+        """The contents of a member."""
         if name not in self._rows:
             raise _missing(self.path, name)
         offset, size, method, crc = map(int, self._where[self._rows[name]])

@@ -36,7 +36,7 @@ def from_records(parts: Sequence[tuple[bytes, str]], labels: Sequence[str]) -> A
 
 
 def from_pickles(parts: Sequence[tuple[bytes, str]], labels: dict[str, str]) -> Arrays:
-    """Images and labels from pickled batches; `labels` are our names for theirs."""
+    """Images and labels from pickled batches; `labels` maps our names to those in the file."""
     pixels, columns = [], {name: [] for name in labels}
     for data, where in parts:
         batch = unpickled(data, where)
@@ -64,7 +64,7 @@ def _member(batch: Any, name: str, where: str) -> Any:
 
 
 def _whole_numbers(values: Any) -> np.ndarray:
-    """A flat list or array of them; empty: it is something else."""
+    """A flat list or array of whole numbers as int32; empty if it is something else."""
     flat = isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu"
     listed = isinstance(values, list | tuple) and all(type(each) is int for each in values)
     if not (flat or listed) or any(not 0 <= each < 2**31 for each in values):
@@ -83,7 +83,7 @@ def _arranged(pixels: np.ndarray, labels: Arrays) -> Arrays:
 def reader(
     parse: Callable[..., Arrays], labels: Any, members: dict[str, list[str]] | None = None
 ) -> Reader:
-    """Reads records or pickles: by split, these members of a `.tar.gz`; else unpacked files."""
+    """A reader of records or pickles: from these members of a `.tar.gz`, or from unpacked files."""
 
     def read(paths: Sequence[Path], split: str) -> Arrays:
         if members is None:

@@ -61,7 +61,7 @@ def read_zipped_pair(paths: Sequence[Path], names: Sequence[str]) -> Arrays:
 
 
 def pair(images: tuple[bytes, Path | str], labels: tuple[bytes, Path | str]) -> Arrays:
-    """Images and labels that belong together."""
+    """The images and labels of two files; refuses files that do not belong together."""
     image, label = parse_idx(*images), parse_idx(*labels)
     for array, axes, what, where in (
         (image, 3, "images", images[1]),

@@ -1,4 +1,4 @@
-"""One column of numbers from a table with a header (CSV)."""
+"""Reads one column of numbers from a CSV table with a header."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST = float(np.finfo(np.float32).max)
 
 
 def read_column(path: Path, column: str) -> np.ndarray:
-    """The numbers of a column, as float32; a cell that is no finite number is an error."""
+    """The numbers of a column, as float32; any cell that is not a finite number is an error."""
     import csv
 
     try:

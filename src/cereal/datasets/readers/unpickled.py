@@ -1,8 +1,8 @@
-"""Pickles of plain data, read without importing or calling what they name.
+"""Reads pickles of plain data; nothing that a pickle names is imported or called.
 
-A pickle is a program. Before it runs, its instructions are looked through: only those that build
-dicts, lists, tuples, numbers, text, bytes and arrays are let through. The few names of NumPy that
-arrays need lead to stand-ins below; any other instruction or name is an error.
+A pickle is a program. Before it runs, its instructions are checked: only those that build dicts,
+lists, tuples, numbers, text, bytes and arrays are allowed. For the few NumPy names that arrays
+need, the pickle gets the stand-ins below. Any other instruction or name is an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ALLOWED = {
 
 
 def unpickled(data: bytes, where: str) -> Any:
-    """What a pickle of plain data holds; strings of Python 2 as `str`."""
+    """The contents of a pickle of plain data; strings of Python 2 become `str`."""
     try:
         return _Plain().of(_Unpickler(data, where).load())
     except DatasetError:
@@ -48,14 +48,14 @@ class _Unpickler(pickle.Unpickler):
         self.places = iter(self.places_of_names(data))
 
     def places_of_names(self, data: bytes) -> list[int | None]:
-        """Checks all instructions; the bytes at which names are asked for."""
+        """Checks all instructions; returns the places of those that ask for a name."""
         import pickletools
 
         places = []
         for opcode, arg, place in pickletools.genops(data):
             if opcode.name not in _ALLOWED:
                 raise self.refused(f"the instruction {opcode.name}", place)
-            # Memory would be taken for all numbers below this one.
+            # Python would reserve memory for all numbers below this one.
             if opcode.name in _PUTS and int(arg or 0) > len(data):
                 raise ValueError(f"it remembers a value as number {arg}")
             if opcode.name in _NAMED:
@@ -76,7 +76,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Array:
-    """An array that is being described."""
+    """Stands for an array while the pickle builds it."""
 
     made: np.ndarray | None = None
 
@@ -90,7 +90,7 @@ class _Array:
 
 
 class _Dtype:
-    """A dtype that is being described."""
+    """Stands for a dtype while the pickle builds it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -100,7 +100,7 @@ class _Dtype:
 
 
 class _StandIn:
-    """What a pickle gets for a name: it can call it, and do nothing else with it."""
+    """What a pickle gets for a name: it can only be called."""
 
     __slots__ = ("make",)
 
@@ -131,7 +131,7 @@ _STAND_INS = {
 
 
 class _Plain:
-    """Copies what was built; what is shared stays shared, so no copy outgrows its pickle."""
+    """Copies what a pickle built. Shared parts stay shared, so a copy cannot become huge."""
 
     def __init__(self) -> None:
         self.done: dict[int, Any] = {}
@@ -158,7 +158,7 @@ class _Plain:
 
 
 def _key(key: Any) -> Any:
-    """A key of a dict, if it is a plain value; bytes as text."""
+    """A key of a dict, with bytes as text; refuses a key that is not a plain value."""
     if isinstance(key, tuple):
         return tuple(_key(each) for each in key)
     if key is not None and type(key) not in (bool, int, float, str, bytes):

@@ -1,8 +1,7 @@
-"""What all iterators over batches share: turns of threads, the end, the state.
+"""What all iterators over batches share: threads take turns, the end, the state.
 
-To hand out a batch changes one reference or one number, as the last thing that is done. So after an
-interrupt at any line, and for another thread that reads `state`, the batch was handed out or was
-not, and nothing is in between.
+The last thing that `next()` does is to change one reference or one number. So an interrupt at any
+line, or another thread that reads `state`, finds a batch either handed out or not: never half.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ T = TypeVar("T")
 
 
 class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
-    """Gives `(batch, mask)`; its `state` is exact after every batch and can be set.
+    """An iterator over `(batch, mask)`; `loader.iterate` makes it.
 
-    Threads may share one: they take turns, and every batch goes to exactly one of them. (It could
-    raise as a generator does, but only when two threads happen to meet: an error that comes once
-    in an hour.) Its `state` is then that after all batches which any of them was handed.
+    Its `state` is the state after the last batch that it gave; to continue from another one, assign
+    to it. Threads may share an iterator: they take turns, each batch goes to exactly one of them,
+    and `state` is the one after all these batches. (A generator would raise, but only when two
+    threads happen to call it at the same moment.)
 
     >>> import cereal
     >>> loader = cereal.DataLoader([cereal.RangeSource(10), cereal.BatchTransform(4)])
@@ -37,20 +37,20 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
     """
 
     _bar: Any
-    # The key and epoch that it begins with, if it is to run that epoch from its beginning to its
-    # end, and what comes depends on the key.
+    # The key and the epoch that it begins with, if it is to run that epoch from beginning to end
+    # and the batches depend on the key; otherwise None.
     began: tuple[Key, int] | None = None
 
     def __init__(self) -> None:
-        # Two locks, each in a `with`, which no interrupt can leave behind locked: other threads
-        # wait at the first, and the thread that has it already is refused at the second.
+        # Two locks, both used by `with`, so that no interrupt leaves them locked. Other threads
+        # wait at the first; a second call in the same thread is refused at the second.
         self._turn, self._busy = threading.RLock(), threading.Lock()
         self._loops, self._ended = 0, False
         self._ended_in = 0  # the thread whose loop came to the end
 
     def __iter__(self) -> BatchIterator[T]:
-        # Only if one loop took it all: `while chunk := list(islice(batches, 8))` asks once more.
-        # And only in its thread: one of several that share it may come when all is taken.
+        # Warns only if one loop took all batches: `while chunk := list(islice(batches, 8))` asks
+        # once more, rightly. And only in that thread: of several that share it, one may be late.
         if self._ended and self._loops == 1 and self._ended_in == threading.get_ident():
             warnings.warn(
                 "this iterator has handed out all its batches, and a loop over it does nothing; "
@@ -78,12 +78,12 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
 
     @abstractmethod
     def _advance(self) -> tuple[T, Mask]:
-        """The next batch, or StopIteration; for one thread at a time."""
+        """The next batch, or StopIteration; only one thread calls this at a time."""
 
     @property
     @abstractmethod
     def _left(self) -> int | None:
-        """Batches to hand out; None: no end."""
+        """How many batches are left; None: there is no end."""
 
     def _end_if_done(self) -> None:
         """Before a batch is made: ends the iteration if there is none left."""
@@ -102,7 +102,7 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
         """The iteration has come to its end."""
 
     def close(self) -> None:
-        """Ends reading ahead; leaving the iterator alone does the same."""
+        """Stops reading ahead; dropping the iterator does the same."""
 
     def __enter__(self) -> BatchIterator[T]:
         return self
@@ -128,7 +128,7 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
 
     @abstractmethod
     def _state_now(self) -> Any:
-        """Without waiting for other threads: a stage's function may ask while a batch is made."""
+        """The state; it must not wait, since a stage's function may ask while a batch is made."""
 
     @abstractmethod
     def _set_state(self, state: Any) -> None: ...

@@ -1,11 +1,11 @@
-"""Iterates a pipeline with a host part: workers read ahead, a batch is on its way to the device.
+"""Iterates a pipeline with a host part: workers read ahead, and the next batch is in transfer.
 
     workers     read step 4, 5, 6, ...
     this        take step 3 when it is read  ->  start its transfer and its compiled stages
     the user    has step 2
 
-To hand out a batch changes one number, in the last line: an interrupt at any other place loses
-nothing.
+The last line that hands out a batch changes one number: an interrupt at any other line loses no
+batch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class HostIterator(WalkingIterator[T]):
         raise_kept((identity_on_host(source),))
         self._track = self._close = None
         self._deliver = Delivery(source, ahead=True)
-        # One at a time: callbacks run when a batch is asked for, and an end must not come early.
+        # Whether to make no batch early: callbacks run only when the user asks for a batch, and an
+        # unknown end must not be met before its turn.
         self._plainly = bool(source.traits.callbacks) or source.traits.unknown_length
         super().__init__(source, *args)
 
@@ -52,11 +53,11 @@ class HostIterator(WalkingIterator[T]):
     def _begin(self, walk: Walk) -> None:
         self.close()
         self._failed: Exception | None = None
-        self._made: dict[int, tuple[Any, Any]] = {}  # by step, on their way to the device
+        self._made: dict[int, tuple[Any, Any]] = {}  # by step; their transfer has started
         self._walk = walk
 
     def _open(self, step: int) -> None:
-        """Lets reading begin, or begin again, at this step."""
+        """Starts reading ahead at this step."""
         source, walk = self._source, self._walk
         total = None if walk.total is None else walk.total - step
         track = source.service.track(source, to_device(walk.words_at(step)), total)
@@ -78,7 +79,7 @@ class HostIterator(WalkingIterator[T]):
             raise error
         self._end_if_done()
         self._make(self._walk.handed)
-        walk = self._walk  # another one, if an epoch of unknown length has ended
+        walk = self._walk  # a new walk, if an epoch of unknown length has ended
         step = walk.handed
         if not self._plainly and walk.left != 1:
             self._look_ahead(step + 1)
@@ -88,12 +89,12 @@ class HostIterator(WalkingIterator[T]):
         return pair
 
     def _look_ahead(self, step: int) -> None:
-        """The next batch is on its way while the user is at this one, if it is read."""
+        """Starts the transfer of the next batch, if it is read, while the user has this one."""
         if self._track is not None and self._track.ready(step - self._base):
             try:
                 self._make(step)
             except Exception as error:
-                self._failed = error  # of the next batch, and for the next call
+                self._failed = error  # it belongs to the next batch: the next call raises it
 
     def _make(self, step: int) -> None:
         if step in self._made:
@@ -109,14 +110,14 @@ class HostIterator(WalkingIterator[T]):
         if not self._source.traits.callbacks:
             return self._deliver(rows, masked=True)
         with raising(self._source.traits.callbacks):
-            # The user's function has run, or has failed, when the batch is handed out.
+            # Waits: the callback must have run, or failed, before the batch is handed out.
             return jax.block_until_ready(self._deliver(rows, masked=True))
 
     # Data whose end is not known
 
     @property
     def _least(self) -> int:
-        """How many elements a batch must have at least."""
+        """The smallest number of elements that makes a batch."""
         plan = self._source._plan
         return plan.batch if plan.remainder == "drop" else 1
 
@@ -155,5 +156,5 @@ class HostIterator(WalkingIterator[T]):
 
 
 def _abandon(track: Any) -> None:
-    with contextlib.suppress(Exception):  # the interpreter may be at its end
+    with contextlib.suppress(Exception):  # the interpreter may be shutting down
         track.abandon()

@@ -24,7 +24,7 @@ def iterator_over(
     progress: bool | str,
     learnt: Learnt,
 ) -> BatchIterator[Any]:
-    """The iterator of a pipeline from a state on."""
+    """An iterator over a pipeline that begins at a state."""
     if not isinstance(source, Positional):
         refuse_key(state)
         return StreamIterator(current(source, state), state, steps, epochs, progress)
@@ -36,7 +36,7 @@ def iterator_over(
 
 
 def refuse_traced(arguments: Any) -> None:
-    """A Python loop cannot be recorded into a program."""
+    """Refuses `iterate` inside a traced function: it is a Python loop."""
     if any_traced(arguments) or staging():
         raise UsageError(
             "`iterate` is a Python loop and cannot run inside a traced function; there write "
@@ -45,7 +45,7 @@ def refuse_traced(arguments: Any) -> None:
 
 
 def refuse_random(source: Source[Any], what: str) -> None:
-    """Without a state, a random pipeline would begin with the same key every time."""
+    """Refuses a random pipeline without a state: it would begin with the same key every time."""
     random = source.traits.random
     if random is not False:
         why = "is random" if random else "may be random (it begins with a stream)"
@@ -57,11 +57,11 @@ def refuse_random(source: Source[Any], what: str) -> None:
 
 
 def refuse_positional(misplaced: tuple[Any, ...]) -> NoReturn:
-    """`iterate(state, 3)`: three what?"""
+    """Refuses `iterate(state, 3)`: it may mean three steps or three epochs."""
     got = ", ".join(f"{each!r:.40}" for each in misplaced)
     example = misplaced[0] if type(misplaced[0]) is int else 3
     raise UsageError(
-        f"`iterate` takes one argument, the state, and all else by name; got {got} besides. Write "
+        f"`iterate` takes one argument, the state, and options by name; got {got} as well. Write "
         f"`loader.iterate(state, steps={example})` for {example} batches, or "
         f"`loader.iterate(state, epochs={example})` for {example} epochs."
     )

@@ -1,8 +1,8 @@
 """Iterators over pipelines that compiled programs read.
 
-PositionalIterator   reads ahead; its state is arithmetic on how many batches were handed out
-SteppingIterator     the same one step at a time, in order, for pipelines with callbacks
-StreamIterator       one step at a time; its state is the one that step returned
+PositionalIterator   reads ahead; its state is computed from the number of batches handed out
+SteppingIterator     the same, but one step at a time, in order, for pipelines with callbacks
+StreamIterator       one step at a time; its state is the one that the step returned
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .read_ahead import LEAST_CALLS, batches_per_call, read_many
 
 T = TypeVar("T")
 
-# A batch that takes longer than this is not made faster by asking for many in one call.
+# If a batch takes longer than this, making many in one call saves nothing. In seconds.
 _WORTH_READING_AHEAD = 1e-3
 _TRIALS = 4
 
 
 class WalkingIterator(BatchIterator[T]):
-    """Iterates an indexed pipeline: where it is follows from how many batches were handed out."""
+    """Iterates an indexed pipeline; its position follows from how many batches were handed out."""
 
     _kind: type[Walk] = Walk
     _walk: Any
@@ -53,7 +53,7 @@ class WalkingIterator(BatchIterator[T]):
         self._bar = progress_bar(progress, self._left)
 
     def _start(self, state: PipelineState, steps: int | None) -> None:
-        """Goes on from a state, for so many steps, or if that is None for the epochs asked for."""
+        """Begins at a state, for `steps` steps; if that is None, for the epochs asked for."""
         walk = self._kind.starting(self._source._plan, state.words)
         check_within(walk.offset, self._source.traits.length)
         if steps is not None:
@@ -82,7 +82,7 @@ class WalkingIterator(BatchIterator[T]):
     def _note_end(self) -> None:
         if self.began is not None:
             key, epoch = self.began
-            # `epochs=3` went on to later epochs: who comes back begins another training.
+            # `epochs=3` went on to later epochs: to begin at the first again is another training.
             later = 0 if self._steps is not None else (self._epochs or 1) - 1
             self._learnt.ended(key, epoch + later)
 
@@ -99,8 +99,8 @@ class WalkingIterator(BatchIterator[T]):
 class _MadeWalk(Walk):
     """A walk that knows which of its batches are made."""
 
-    # Batches that wait to be handed out, how many were made, and where the next one begins: the
-    # state's words, or the state. To hand one out is to take it from those that wait, no more.
+    # The batches that wait to be handed out; how many were made; and where the next one begins (the
+    # state's words, or the state). Handing one out only removes it from those that wait.
     made: tuple[deque[tuple[Any, Any]], int, Any]
 
     @property
@@ -121,13 +121,13 @@ class PositionalIterator(WalkingIterator[T]):
         self._walk = walk
 
     def _plan_calls(self, walk: Walk) -> None:
-        """Decides how many batches a call makes: many if there are many to come.
+        """Decides how many batches one call makes: many, if enough batches are left.
 
-        With user functions it is one until a batch was seen to be cheap, and what was seen holds
-        for all iterations to come.
+        With user functions it is one, until a batch was measured to be cheap. That measurement
+        holds for all later iterations.
         """
         many = batches_per_call(self._source)
-        # An epoch that a resumed run has the rest of is followed by whole ones.
+        # A resumed run may have few batches left in its epoch, but whole epochs will follow.
         come = self._source.steps_per_epoch if self._steps is None else 0
         if walk.total is not None and max(walk.total, come) < LEAST_CALLS * many:
             many = 1
@@ -144,7 +144,7 @@ class PositionalIterator(WalkingIterator[T]):
         return waiting.popleft()
 
     def _ask(self) -> bool:
-        """Starts making the next batches, if any are left; JAX returns before they are made."""
+        """Starts to make the next batches, if any are left; JAX returns before they are ready."""
         walk = self._walk
         waiting, asked, words = walk.made
         count = self._count
@@ -152,7 +152,8 @@ class PositionalIterator(WalkingIterator[T]):
             left = walk.total - asked
             if left <= 0:
                 return False
-            # Batches past the end are made in vain: better than many single calls, up to a half.
+            # Near the end one call makes some batches too many. If that is fewer than half of
+            # them, it is still cheaper than a call for each batch.
             count = count if left * 2 > count else 1
         begin = time.perf_counter()
         pairs, words = read_many(self._source, words, count)
@@ -163,7 +164,7 @@ class PositionalIterator(WalkingIterator[T]):
         return True
 
     def _judge(self, asked: int, seconds: float) -> None:
-        """Decides by the time of a batch. Several are tried: one may be late by chance."""
+        """Decides by the time of a batch. Several are tried, since one may be slow by chance."""
         cheap = seconds < _WORTH_READING_AHEAD
         if cheap or asked >= _TRIALS:
             self._count = self._many if self._learnt.decide(cheap) else 1
@@ -190,7 +191,7 @@ class SteppingIterator(WalkingIterator[T]):
 
 
 class StreamIterator(BatchIterator[T]):
-    """Iterates a stream, whose every batch follows from the state that the last one left."""
+    """Iterates a stream: each batch is made from the state that the last step returned."""
 
     def __init__(
         self,

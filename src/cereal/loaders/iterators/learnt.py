@@ -1,4 +1,4 @@
-"""What a loader has learnt from being iterated; nothing in it changes what a batch is."""
+"""What a loader has learnt from earlier iterations; it changes no batch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ...pipeline.walk import Key
 
 
 class Learnt:
-    """Belongs to one loader and goes with it; thread-safe.
+    """What one loader has learnt; thread-safe.
 
-    `ahead` says whether one call should make many batches of a pipeline with user functions: None
-    until the first long iteration has seen what a batch costs. Then it never changes, since to
-    change it would compile another program in the middle of a training.
+    `ahead` says whether one call should make many batches, in a pipeline with user functions. It is
+    None until the first long iteration has measured a batch. Then it never changes: a change would
+    compile another program in the middle of a training.
     """
 
     def __init__(self) -> None:
@@ -25,26 +25,26 @@ class Learnt:
         self._warned = False
 
     def decide(self, ahead: bool) -> bool:
-        """Who decides first decides for all."""
+        """Sets `ahead`, if it is not set yet; returns its value."""
         with self._lock:
             if self.ahead is None:
                 self.ahead = ahead
             return self.ahead
 
     def ended(self, key: Key, epoch: int) -> None:
-        """An iteration has run this epoch, the last one asked of it, to its end."""
+        """Records that an iteration has ended with this epoch."""
         self._ended.put(key, epoch)
 
     def forget_epochs(self) -> None:
-        """As if nothing had been run yet."""
+        """Forgets which epochs were run."""
         with self._lock:
             self._ended.clear()
             self._warned = False
 
     def begins(self, key: Key, epoch: int, stacklevel: int) -> None:
-        """An iteration begins with this epoch: says so, once, if that was the one before too.
+        """An iteration begins with this epoch: warns, once, if the last one ended with it too.
 
-        Whoever went on to later epochs and comes back began a training anew, and is left alone.
+        If later epochs ran in between, a new training has begun, and there is no warning.
         """
         with self._lock:
             repeated = self._ended.get(key) == epoch and not self._warned
@@ -55,7 +55,7 @@ class Learnt:
                 f"the same elements in the same order, with the same augmentation. For the next "
                 f"epoch, write `batches = loader.iterate(state)`, and after the loop over it "
                 f"`state = batches.state`; or write one loop, `loader.iterate(state, epochs=10)`. "
-                f'If it is meant: for evaluation, `ordering="sequential"` never warns; for '
+                f'If you want this: for evaluation, `ordering="sequential"` never warns; for '
                 f"another training with the same key, write `warnings.simplefilter('ignore', "
                 f"cereal.EpochWarning)`.",
                 EpochWarning,

@@ -1,8 +1,8 @@
 """Several batches from one compiled call.
 
-A compiled call costs 20 to 70 µs before it does anything; a batch of small images costs less. Since
-a batch is a function of its position, one call can make the next sixteen, and the call after it
-can be on its way before they are used.
+To call a compiled program costs 20 to 70 µs; a batch of small images costs less than that. Since a
+batch is a function of its position, one call can make the next sixteen batches, and the next call
+can start before they are used up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ...pipeline.execute import place
 from ...pipeline.positional import Positional
 
 MOST_BYTES = 64 * 2**20
-# Compiling a program for many batches takes a fraction of a second more: it must pay.
+# A program for many batches takes a fraction of a second longer to compile, so there must be enough
+# calls of it.
 LEAST_CALLS = 8
 
 
@@ -37,7 +38,7 @@ def _read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[An
     if source.traits.light:
         return [read(rows[k]) for k in range(count)], words
 
-    # User functions are compiled once, in a loop, not `count` times.
+    # In a loop, user functions are compiled once; unrolled, they would be compiled `count` times.
     def one(_: None, lanes: Rows) -> tuple[None, Any]:
         return None, read(lanes.replaced(key=rows.key))
 
@@ -48,8 +49,8 @@ def _read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[An
 def read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[Any], Any]:
     """The next `count` (batch, mask) pairs, and the state's words after them.
 
-    Every batch has a mask of its own, which may be donated with it. The words stay on the device:
-    sending them there with every call would cost more than the call.
+    Every batch has its own mask, so that the user can donate both. The words stay on the device: to
+    send them there at every call would cost more than the call itself.
     """
     source = resolve(source)
     made, words = _read_many(source, words, count)
@@ -59,8 +60,8 @@ def read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[Any
 
 
 def batches_per_call(source: Positional[Any]) -> int:
-    """How many batches one call may make: bounded in memory, and few past the end of an epoch."""
-    # A GPU's calls cost more, and without user functions its programs compile quickly.
+    """How many batches one call makes: limited by memory, with few beyond the end of an epoch."""
+    # On a GPU a call costs more; and without user functions, programs compile quickly.
     batches = 32 if source.traits.light and jax.default_backend() != "cpu" else 16
     size = Spec(source.element_spec()).nbytes
     steps = source.steps_per_epoch

@@ -2,8 +2,8 @@
 
     rows of 4 M elements at once  ->  scan: gather, body  ->  rows ...
 
-Inside the loop there is a gather and the user's body, as in a loop written by hand over a stored
-permutation; but at most 4 M indices are stored at a time.
+Inside the loop there are only a gather and the user's body, as in a loop that you write by hand
+over a stored permutation. But at most 4 M indices are stored at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...pipeline.state import PipelineState
 from ..masked_mean import note_unbatched
 
 _MOST_LANES = 1 << 22
-_MOST_EPOCHS = 1 << 14  # of tiny data, in one chunk: each has constants of its own, 320 bytes
+_MOST_EPOCHS = 1 << 14  # in one chunk, for tiny data: each epoch has 320 bytes of constants
 BodyFn = Callable[[Any, Any, Any], tuple[Any, Any]]
 FeedbackFn = Callable[[Any, Any, Any], Any]
 _WRITE = "write `def body_fn(carry, batch, mask): ...; return carry, output`"
@@ -38,7 +38,7 @@ _WRITE_FEEDBACK = "write `def feedback(state, carry, output): ...; return state`
 
 
 def check_body(body_fn: Any, feedback: Any = None) -> None:
-    """A body takes (carry, batch, mask), feedback (state, carry, output)."""
+    """Refuses a body that cannot take (carry, batch, mask), or feedback (state, carry, output)."""
     _check_three(body_fn, "body_fn", "(carry, batch, mask)", _WRITE)
     if feedback is not None:
         _check_three(feedback, "feedback", "(state, carry, output)", _WRITE_FEEDBACK)
@@ -76,10 +76,10 @@ def scan_steps(
     remainder: Remainder | None = None,
     feedback: FeedbackFn | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Runs `body_fn` over the next `steps` batches; traced by whoever calls.
+    """Runs `body_fn` over the next `steps` batches; the caller traces this function.
 
-    `remainder` is a rule for the end of an epoch other than the pipeline's. With `feedback`, which
-    may move the state, no order is known ahead.
+    `remainder` replaces the pipeline's rule for the end of an epoch. `feedback` may change the
+    position in the state, so with it the order is not computed ahead.
     """
     body = checked_body(body_fn)
     step_by_step = feedback is not None or (source.traits.callbacks and not remainder)
@@ -102,7 +102,7 @@ def scan_steps(
 
 
 def _fed_back(feedback: FeedbackFn, state: Any, carry: Any, output: Any) -> Any:
-    """What `feedback` makes of a state, if it is one of the same kind."""
+    """The state that `feedback` returns; refuses one of another structure, shape or dtype."""
     made = feedback(state, carry, output)
     before, after = jax.tree.structure(state), jax.tree.structure(made)
     if before != after:
@@ -115,9 +115,8 @@ def _fed_back(feedback: FeedbackFn, state: Any, carry: Any, output: Any) -> Any:
     def checked(path: Any, old: Any, new: Any) -> Any:
         if jnp.shape(new) != old.shape or jnp.result_type(new) != old.dtype:
             raise UsageError(
-                f"`feedback` made `state{jax.tree_util.keystr(path)}` "
-                f"{format_spec(jnp.asarray(new))} of {format_spec(old)}; a loop carries arrays of "
-                f"one shape and dtype."
+                f"`feedback` changed `state{jax.tree_util.keystr(path)}` from {format_spec(old)} "
+                f"to {format_spec(jnp.asarray(new))}; a loop carries arrays of one shape and dtype."
             )
         return jnp.asarray(new, old.dtype)
 
@@ -125,7 +124,7 @@ def _fed_back(feedback: FeedbackFn, state: Any, carry: Any, output: Any) -> Any:
 
 
 def checked_body(body_fn: BodyFn) -> BodyFn:
-    """A body that says so if it does not return a carry and an output."""
+    """The body, with a clear error if it does not return a carry and an output."""
 
     def body(carry: Any, batch: Any, mask: Any) -> tuple[Any, Any]:
         try:
@@ -200,7 +199,7 @@ def joined(pieces: list[Any]) -> Any:
 def chunk_steps(steps: int, most: int) -> int:
     """How many steps to take at a time, at most `most`.
 
-    A divisor of `steps` if there is a large one: a rest is a second copy of the body to compile.
+    If possible a divisor of `steps`: for a remainder, the body would be compiled a second time.
     """
     if steps <= most:
         return max(steps, 1)

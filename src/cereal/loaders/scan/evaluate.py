@@ -36,14 +36,14 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *args: Any, key: A
 
         batch [B, ...]  --fn-->  {"loss": [B], "correct": [B]}  --mean-->  {"loss": [], ...}
 
-    `fn(batch, *args)`, or `fn(batch, mask, *args)` if its second argument is called `mask`, returns
-    a tree of values per element. Whatever the rule for the end of an epoch is, nothing is left out
-    and nothing counts twice; padding and masked elements do not count; where nothing counts, the
-    mean is nan. `key` is for pipelines that are random.
+    `fn` takes `(batch, *args)`, or `(batch, mask, *args)` if its second argument is called `mask`.
+    It returns a tree of arrays with one value for each element. Every element counts once, also if
+    the pipeline drops or wraps the last batch; padding and masked elements do not count. If no
+    element counts, the mean is nan. `key` is for random pipelines.
 
-    It runs as one compiled program. Pass parameters as `args` to a function at the level of a
-    module, and it is traced and compiled once. Any other function is traced at every call and
-    compiled once: arrays that it closes over become arguments, and it is never stale.
+    It runs as one compiled program. If `fn` is a function of a module and you pass parameters as
+    `args`, it is traced and compiled once. Any other function is traced in every call and compiled
+    once: arrays from outside become arguments, and their present values are always used.
 
     >>> import cereal
     >>> loader = cereal.DataLoader([cereal.RangeSource(10), cereal.BatchTransform(4)])
@@ -66,7 +66,7 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *args: Any, key: A
     state = loader.init_state(key)
     source = current(loader.running, state)
     remainder: Remainder | None = None
-    steps = loader.steps_per_epoch  # an error, if nobody knows the length
+    steps = loader.steps_per_epoch  # raises if the length is not known
     if isinstance(source, Positional):
         remainder = "pad"
         steps = source._plan.ending(remainder).steps
@@ -85,7 +85,7 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *args: Any, key: A
 
 
 def _padded(stream: Source[Any]) -> Any:
-    """A stream with the same stages, whose batches pad the end of an epoch."""
+    """The same stream, but its batches pad the end of an epoch."""
     if not isinstance(stream, StreamWrapper):
         return stream
     source: Any = stream
@@ -137,7 +137,7 @@ def _metrics(fn: Any) -> Any:
 
 
 def _takes_mask(fn: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the second argument is the mask; with arguments of the user's, only by its name."""
+    """Whether the second argument is the mask; with `args`, only if it is called `mask`."""
     taken = arguments_taken(fn, ("", "mask"), least=1)
     return len(taken) == 2 and (not args or taken[1] == "mask")
 
@@ -168,7 +168,7 @@ _means_of = jax.jit(_means)
 
 
 def _by_halves(sums: Any) -> Any:
-    """The sum over the first axis, in pairs, so that a million batches lose no digits."""
+    """The sum over the first axis, added in pairs, so that a million batches lose no digits."""
     sums = sums.astype(_float(sums)) if sums.dtype != jnp.int32 else jnp.sum(sums, axis=0)[None]
     while sums.shape[0] > 1:
         if sums.shape[0] % 2:

@@ -3,8 +3,8 @@
     workers   read chunk 1   read chunk 2     read chunk 3
     device                   scan chunk 1     scan chunk 2     one compiled program a chunk
 
-No callback, and the same batches as everywhere. JAX returns before a chunk has run, so the next one
-is taken and moved over meanwhile; two are on their way at most.
+There are no callbacks, and the batches are the same as in `iterate`. JAX returns before a chunk has
+run, so the next chunk is sent to the device meanwhile; at most two chunks wait to run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def scan_host(
 ) -> tuple[Any, Any, Any]:
     """Runs `program(source, rows, carry)` over the rows of the next `steps` steps.
 
-    `done` is told of every chunk, with its number of steps.
+    `done(n)` is called after each chunk of n steps.
     """
     size = Spec(source.element_spec()).nbytes
     chunk = chunk_steps(steps, max(1, min(MOST_STEPS, MOST_BYTES // max(size, 1))))
@@ -48,7 +48,7 @@ def scan_host(
     if source._iterators is not None:
         source._iterators.adopt(state.bookmark)
     light, pieces, running = stripped(source), [], deque()
-    # What is left over comes first: the smaller chunk is read sooner, and the rest meanwhile.
+    # The smaller chunk, if any, comes first: it is read sooner, and others are read meanwhile.
     plan = ((0, 1, rest), (rest, whole, chunk))
     with contextlib.ExitStack() as tracks:
         opened = []
@@ -75,7 +75,7 @@ def scan_host(
 
 
 def _track(source: Any, words: Any, count: int, each: int, remainder: Remainder | None) -> Any:
-    """So many chunks of `each` steps, read ahead."""
+    """A track that reads `count` chunks of `each` steps ahead."""
     service = source.service
     return service.track(
         source,

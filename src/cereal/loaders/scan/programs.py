@@ -1,11 +1,11 @@
-"""Compiled programs over functions of the user's: the bodies of scans, the metrics of `evaluate`.
+"""Compiled programs that call users' functions: the bodies of scans, the metrics of `evaluate`.
 
-    proved unchanged   ->  the same compiled program, nothing is looked at
-    else               ->  traced again; what it traces to finds the program, arrays are arguments
+    proved unchanged   ->  the same compiled program, without tracing
+    otherwise          ->  traced again; the trace is the key to its program, arrays are arguments
 
-So a function is never stale, and one that is defined anew in every epoch, or belongs to an object
-that changes, is traced once a call and compiled once. Programs hold no data, no parameters and
-no loaders, and are shared by all loaders.
+So a program never uses old values of a function's variables. A function that is defined again in
+every epoch, or belongs to an object that changes, is traced in each call and compiled once.
+Programs hold no data, no parameters and no loaders, and all loaders share them.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ class Body(NamedTuple):
     """What a program calls in its loop: `fn(given, batch, mask)`."""
 
     fn: Callable[..., Any]
-    functions: tuple[Any, ...]  # the user's, that `fn` calls; it depends on nothing else
+    functions: tuple[Any, ...]  # the user's functions that `fn` calls, and nothing else
     given: Any  # arrays: a carry, or arguments
-    source: Any  # whose batches they are
-    carries: bool = False  # what it returns first is what it is given next
+    source: Any  # the pipeline that makes the batches
+    carries: bool = False  # whether the first value that it returns is `given` in the next step
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """What it is called with, as arrays or their specs."""
+        """Its arguments, as arrays or their specs."""
         mask = jax.ShapeDtypeStruct(self.source.traits.mask_shape, np.bool_)
         return (self.given, self.source.element_spec(), mask)
 
 
 def program(name: Hashable, body: Body, run: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled `program(*args)` that does `run(body, *args)`, for one call of the user's.
+    """A compiled `program(*args)` that does `run(body, *args)`; valid for one call by the user.
 
-    `name` is all else that `run` depends on.
+    `name` is everything else that `run` depends on.
     """
     if len(body.functions) > 1 or not jax.sharding.get_abstract_mesh().empty:
-        # Feedback is called with the state that the scan carries; and with explicit axes of a mesh,
-        # types depend on what is around the body. So the whole is traced, not the body.
+        # Feedback gets the state that the scan carries; and with explicit axes of a mesh, types
+        # depend on the code around the body. So the whole program is traced, not only the body.
         return TracedAgain(partial(run, body.fn))
     found = _found_quickly(name, body)
     if found is not None:
@@ -59,14 +59,14 @@ def program(name: Hashable, body: Body, run: Callable[..., Any]) -> Callable[...
     if proof is None or proof.arrays:
         return _by_meaning(name, body, run)
     key = (name, proof.key, kind_of(body.inputs), eager(), tracing_context())
-    # The proof is kept with the program, since its key is of identities.
+    # The key holds ids of objects; the proof, kept beside the program, keeps these objects alive.
     found = _proved.get(key, lambda: (_by_meaning(name, body, run), proof))[0]
     _remember(name, body, proof, found)
     return found
 
 
 class _Quick(NamedTuple):
-    """The program of the same function, over batches of the same pipeline, if all is as it was."""
+    """A program that was found before, and what must still hold for using it again."""
 
     proof: Proof
     spec: Any
@@ -97,7 +97,7 @@ def _found_quickly(name: Hashable, body: Body) -> Any:
 def _by_meaning(name: Hashable, body: Body, run: Callable[..., Any]) -> Any:
     traced, arrays = trace(body.fn, *body.inputs, compiled_only=eager())
     if body.carries and _dtypes(body.given) != _dtypes(traced.result[0]):
-        # A scan turns 0 into 0.0 for a body that makes floats of it, and traces it again.
+        # If a body turns the carry 0 into a float, `lax.scan` traces it again with 0.0.
         return TracedAgain(partial(run, body.fn))
 
     def run_traced(arrays: Any, *args: Any) -> Any:
@@ -120,7 +120,7 @@ def forget_programs() -> None:
 def over_steps(
     source: Any, carry: Any, body_fn: Any, steps: int, unroll: int | bool, feedback: Any = None
 ) -> Any:
-    """`(source, state, carry) -> (state, carry, outputs)` for so many steps."""
+    """A program `(source, state, carry) -> (state, carry, outputs)` for this number of steps."""
 
     def run(body: Any, source: Any, state: Any, carry: Any) -> Any:
         return scan_steps(source, state, carry, body, steps, unroll, feedback=feedback)
@@ -131,7 +131,7 @@ def over_steps(
 
 
 def over_rows(source: Any, carry: Any, body_fn: Any, unroll: int | bool) -> Any:
-    """`(source, rows, carry) -> (carry, outputs)` for rows that were fetched."""
+    """A program `(source, rows, carry) -> (carry, outputs)` for rows that were fetched."""
 
     def run(body: Any, source: Any, rows: Any, carry: Any) -> Any:
         return scan_read(source, rows, carry, body, unroll)

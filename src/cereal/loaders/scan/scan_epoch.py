@@ -1,8 +1,8 @@
 """`loader.scan_epoch`: which program runs, and how.
 
 inside a trace          the scan is part of the user's program
-data on the host        chunks of batches that workers read ahead, a program a chunk
-otherwise               one program
+data on the host        workers read chunks of batches ahead; one call of a program for each chunk
+otherwise               one call of one program
 with a progress bar     a program for some of the steps, called until all are done
 """
 
@@ -35,11 +35,11 @@ def scan_epoch(
     feedback: Any,
     progress: bool | str,
 ) -> tuple[Any, Any, Any]:
-    """Runs the body over so many steps: `(state, carry, outputs)`."""
+    """Runs the body over this number of steps; returns `(state, carry, outputs)`."""
     if progress and not eager():
         raise UsageError(
-            "`scan_epoch(progress=...)` shows how far a Python call has come, and inside of a "
-            "traced function there is none; leave it out there, or call `scan_epoch` outside."
+            "`scan_epoch(progress=...)` cannot show progress inside a traced function, where "
+            "nothing runs yet; leave it out there, or call `scan_epoch` outside."
         )
     if staging():
         with raising(source.traits.callbacks):
@@ -63,7 +63,7 @@ def scan_epoch(
 
 
 def _with_callbacks(source: Any, scan: Callable[[], Any]) -> Any:
-    """What the scan gives; errors of callbacks are raised here, when they have run."""
+    """Runs the scan; waits for its callbacks, and raises their errors here."""
     if not source.traits.callbacks:
         return scan()
     with raising(source.traits.callbacks):
@@ -76,7 +76,7 @@ def _with_callbacks(source: Any, scan: Callable[[], Any]) -> Any:
 def _in_parts(
     source: Any, state: Any, carry: Any, steps: int, program: Callable[[int], Any], bar: Any
 ) -> tuple[Any, Any, Any]:
-    """The same scan, stopping now and then to show how far it is."""
+    """The same scan in parts, so that the progress bar can move between them."""
     each = chunk_steps(steps, max(1, -(-steps // _UPDATES)))
     sizes = [each] * (steps // each) + ([steps % each] if steps % each or not steps else [])
     programs = {size: program(size) for size in set(sizes)}

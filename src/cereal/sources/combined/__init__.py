@@ -1,1 +1,1 @@
-"""Sources made of sources: joined, mixed, zipped, cut, split."""
+"""Sources made of other sources: joined, mixed, zipped, cut, split."""

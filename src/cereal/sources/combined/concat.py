@@ -22,8 +22,8 @@ class ConcatSource(Routed[T], Generic[T]):
 
         [a0 a1 a2], [b0 b1]  ->  a0 a1 a2 b0 b1
 
-    Elements must be alike. `ordering` is that of the whole; by default it is shuffled if one of
-    the sources is.
+    All elements must have the same structure, shapes and dtypes. `ordering` is the order of the
+    combined source; by default it is shuffled if one of the sources is shuffled.
 
     >>> import cereal
     >>> both = cereal.ConcatSource([cereal.RangeSource(3), cereal.RangeSource(10, 12)])

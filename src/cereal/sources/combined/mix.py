@@ -1,4 +1,4 @@
-"""Sources in turn, by weight."""
+"""Elements of several sources in turn, by weight."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ class MixSource(Routed[T], Generic[T]):
 
         weights=(3, 1)    a a b a | a a b a | ...
 
-    Every prefix has of each source what its weight says, to within one element (weights that are
-    no ratio of small numbers are rounded to one in 100,000). Each source goes through epochs of
-    its own: every element once before any comes again, shuffled anew each time if
-    `ordering="shuffle"`; by default each source has the order that it came with. Nothing restarts
-    when an epoch of the mixture ends.
+    At any moment, the share of each source is right to within one element. (Weights that are not a
+    ratio of small numbers are rounded to one in 100,000.) Each source has its own epochs: it gives
+    every element once before it repeats one. By default a source keeps its own order;
+    `ordering="shuffle"` shuffles each source, differently in each of its epochs.
 
-    An epoch of the mixture ends when the first source has been read once (`epoch="first"`), when
-    each has (`epoch="all"`), or after a number of elements.
+    An epoch of the mixture ends when one source has been read once (`epoch="first"`), when all
+    have (`epoch="all"`), or after a number of elements. The sources do not restart then: the next
+    epoch continues where they are.
 
-    Weights may change: `weights={0: (3, 1), 100_000: (1, 1)}` gives those to use from a position
-    on, in elements from the beginning of the run. A schedule may be made longer while a run
-    goes on.
+    Weights can change with time: `weights={0: (3, 1), 100_000: (1, 1)}` changes them after 100,000
+    elements, counted from the beginning of the run. You can add later changes while a run goes on.
 
     >>> import cereal
     >>> mix = cereal.MixSource([cereal.RangeSource(6), cereal.RangeSource(100, 102)], (3, 1))
@@ -69,7 +68,7 @@ class MixSource(Routed[T], Generic[T]):
         mixing = make_mixing(lengths, phases, shuffled, _epoch_rule(epoch), _OWNER)
         ratio = ":".join(map(str, phases[0].parts[:8])) + (":..." if len(sources) > 8 else "")
         walks = "shuffle" if all(shuffled) else "own" if any(shuffled) else "sequential"
-        # Positions mean the same under a longer schedule: only how it begins is in the name.
+        # The name holds only the first weights: a state stays valid if later ones are added.
         parts = sorted({route.identity for route in routes} - {()}, key=in_words)
         inside = (listed("[{}]", parts),) if parts else ()
         digest = f"{zlib.crc32(repr((lengths, phases[0].parts)).encode()):08x}"

@@ -1,4 +1,4 @@
-"""What a source made of sources has from all of them."""
+"""What all sources that are made of other sources share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class OverMembers(IndexedSource[T_co]):
-    """An indexed source that reads members; what holds of one or of all of them holds of it."""
+    """An indexed source that reads other sources, its members; its traits follow from theirs."""
 
     @property
     @abstractmethod
@@ -31,7 +31,7 @@ class OverMembers(IndexedSource[T_co]):
         return self._describe_as(**self._merged())
 
     def _merged(self) -> dict[str, Any]:
-        """What it has from its members."""
+        """The traits that follow from those of the members."""
         return Traits.merge([member.traits for member in self._members])
 
     @property
@@ -42,11 +42,11 @@ class OverMembers(IndexedSource[T_co]):
         return first_element(self)
 
     def take(self, indices: Any) -> T_co:
-        """The elements at these indices; of a shuffled mixture, in epoch 0 of key 0."""
+        """The elements at these indices; for a shuffled mixture, those of epoch 0 and key 0."""
         return self._read(self._route(rows_at(indices)))[0]
 
     def _member_key(self, key: Any, number: int) -> Any:
-        """The key of a member: random stages of the members are independent of each other."""
+        """The random key of a member; each has its own, so their random stages are independent."""
         if self.traits.random_stages == 0 or isinstance(key, jax.ShapeDtypeStruct):
             return key
         xp = np if isinstance(key, np.ndarray) else jnp

@@ -23,8 +23,8 @@ class RepeatSource(Routed[T], Generic[T]):
         [a b c], 2   sequential   a b c a b c
                      shuffle      c a c b a b     (each twice, anywhere)
 
-    Augmentation differs between the times. Training for several epochs needs no RepeatSource:
-    a loader goes on for as many epochs as you ask it for.
+    Each repetition is augmented differently. You need no RepeatSource to train for several epochs:
+    write `loader.iterate(state, epochs=10)`.
 
     >>> import cereal
     >>> twice = cereal.RepeatSource(cereal.RangeSource(3), 2)

@@ -1,4 +1,4 @@
-"""Sources made of sources: a store of the data, a route through it, an order."""
+"""Sources made of other sources: a store of the data, a route to its rows, and an order."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Routed(OverMembers[T_co]):
 
 
 def set_routed(source: Any, store: Store, path: Route, ordering: Order, parts: str) -> None:
-    """Fills the fields of a routed source, in its constructor."""
+    """Sets the fields of a routed source; its constructor calls this."""
     if path.n > MAX_TRACED:
         raise PipelineError(
             f"{type(source).__name__}: it would have {path.n} elements, more than compiled code "
@@ -129,14 +129,14 @@ def combine(sources: Sequence[Any], owner: str) -> tuple[Store, list[Route]]:
 
 
 def _flat(source: Any) -> tuple[tuple[Any, ...], tuple[int, ...], Route]:
-    """The bases of a source, where they begin in its store, and its route."""
+    """The bases of a source, the rows at which they begin in its store, and its route."""
     if not isinstance(source, Routed):
         return (source,), (0,), Run(0, len(source))
     return source.store.bases, source.store.starts, source.path
 
 
 def check_part(source: Any, owner: str, what: str) -> None:
-    """A source that others can be made of: indexed, with an order that it can do without."""
+    """Refuses a source that cannot be combined: not indexed, too long, or with a special order."""
     if isinstance(source, type):
         raise PipelineError(
             f"{owner}: {what} is the class {source.__name__}; write `{source.__name__}(...)`."
@@ -156,11 +156,12 @@ def check_part(source: Any, owner: str, what: str) -> None:
             f"{owner}: {what}, {source._label}, only iterates and cannot be read by index; combine "
             f"iterators before, in `make_iterator`, or write the data with `save_arrays` first."
         )
-    _ = source.traits  # complains about what is empty or too long
+    _ = source.traits  # raises if the source is empty or too long
     if len(source) > MAX_TRACED:
         raise PipelineError(
-            f"{owner}: {what}, {source._label}, has {len(source)} elements, and what is made of "
-            f"sources counts to {MAX_TRACED}; choose elements in the function that reads them."
+            f"{owner}: {what}, {source._label}, has {len(source)} elements, and a source of more "
+            f"than {MAX_TRACED} cannot be combined; choose elements in the function that reads "
+            f"them."
         )
     if source.traits.callbacks:
         raise PipelineError(
@@ -177,7 +178,7 @@ def check_part(source: Any, owner: str, what: str) -> None:
 
 
 def _instead(value: Any, owner: str, what: str) -> str:
-    """What to write for data that is no source yet."""
+    """What to write if the value is data and not a source."""
     if hasattr(value, "next_batch") and hasattr(value, "scan_epoch"):
         return "a loader is the end of a pipeline; give the source, and build loaders of the result"
     leaves = [] if isinstance(value, list) else jax.tree.leaves(value)
@@ -201,7 +202,7 @@ def _check_specs(sources: Sequence[Any], owner: str) -> None:
 
 
 def inherited(ordering: Any, sources: Sequence[Any], n: int, owner: str) -> Order:
-    """`ordering=`, or that of the sources: shuffled if one of them is."""
+    """The order that `ordering=` asks for; by default shuffled if one of the sources is."""
     if ordering is not None:
         return as_order(ordering, n, owner)
     orders = [source._order for source in sources]

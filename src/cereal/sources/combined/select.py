@@ -35,16 +35,17 @@ def select(
     version: int | str | None = None,
     ordering: Any = None,
 ) -> SliceSource[T]:
-    """A source of those elements for which `fn(element)` is True.
+    """A source of only those elements for which `fn(element)` is True.
 
         0 1 2 3 4 5 6 7   --fn: even-->   0 2 4 6
 
-    Reads the data once, compiled, when it is called; then it is an indexed source like others,
-    with a length, and four bytes for every survivor. With `cache`, a folder, the outcome is kept
-    there as a bit for each element, and found again as long as data and `fn` are the same; a few
-    are decided again, and a difference is an error. `version`, a number or a word, is part of the
-    file's name: set another one to select anew. To keep elements in their place and only mask
-    them, use `FilterTransform`.
+    `select` reads all data once, when you call it; `fn` is compiled. The result is an indexed
+    source with a length; it stores four bytes for every element that passes.
+
+    `cache`, a folder, keeps the result in a file, one bit for each element. The next call with the
+    same data and the same `fn` finds it, decides a few elements again, and raises if the file says
+    otherwise. `version`, a number or a word, is part of the file's name: change it to select again.
+    To keep all elements in their places and only mask some, use `FilterTransform`.
 
     >>> import cereal
     >>> even = cereal.select(cereal.RangeSource(8), lambda x: x % 2 == 0)
@@ -60,7 +61,7 @@ def select(
         )
     if staging() or any_traced(source):
         raise UsageError(
-            "select: it reads the data when it is called, and cannot inside a traced function; "
+            "select: it reads the data when it is called, which a traced function cannot do; "
             "select outside of it, or mask with FilterTransform(fn)."
         )
     function = as_function(fn, owner)
@@ -73,7 +74,7 @@ def select(
             f"{owner}: `version={version!r}` is part of the name of a file, and there is none "
             f"without `cache=folder`; leave it out, or pass a folder."
         )
-    # The function is the user's, and is traced once in each call: it may refer to what changes.
+    # `fn` is traced in every call of `select`, since it may refer to values that change.
     decide = TracedAgain(jax.vmap(lambda x: as_decision(function(x), owner)))
     if cache is None:
         keep = _kept(indexed, decide)
@@ -113,7 +114,7 @@ def _check_decision(source: Any, function: Function) -> None:
 
 
 def _kept(source: Any, decide: Decide) -> np.ndarray:
-    """For every element, whether it is kept."""
+    """An array of True and False: whether each element is kept."""
     chunks = chunks_of(source, np.arange(len(source)))
     return np.concatenate([_kept_of(source, decide, chunk) for chunk in chunks])
 
@@ -139,11 +140,11 @@ def _cached(source: Any, function: Function, decide: Decide, named: Named) -> np
 def _check_again(
     source: Any, function: Function, decide: Decide, keep: np.ndarray, path: Path
 ) -> None:
-    """Decides about a few elements again, some of each kind: no digest of code is complete."""
+    """Decides a few kept and a few left-out elements again: a digest may miss a change of code."""
     some = [few_true(each, source) for each in (keep, ~keep)]
     indices = np.unique(np.concatenate(some))
     for index in indices[_kept_of(source, decide, indices) != keep[indices]]:
-        # A program for few may round otherwise: as it was decided, then.
+        # A program for fewer elements may round differently: decide the whole chunk, as before.
         chunk = next(x for x in chunks_of(source, np.arange(len(source))) if x[-1] >= index)
         found = [_kept_of(source, decide, chunk)[index - chunk[0]] for _ in range(2)]
         if found[0] != found[1]:
@@ -160,7 +161,7 @@ def _check_again(
 
 
 def _bits_in(path: Path) -> np.ndarray | None:
-    """The bits in a file; None if there is none, or it is damaged."""
+    """The bits in a file; None if the file does not exist or is damaged."""
     try:
         bits = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):

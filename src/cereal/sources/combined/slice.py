@@ -32,9 +32,9 @@ class SliceSource(Routed[T], Generic[T]):
         range(2, 8, 2)          2   4   6
         [7, 7, 0]           7 7 0
 
-    Indices are those of the source's elements, not of the order in which it visits them, so a
-    slice has the same elements in every epoch. A range costs no memory. `ordering` is, by
-    default, that of the source.
+    An index names an element of the source, not a place in the source's order: a slice of a
+    shuffled source has the same elements in every epoch. A range takes no memory. `ordering` is
+    the order of the slice; by default it is that of the source.
 
     >>> import cereal
     >>> some = cereal.SliceSource(cereal.RangeSource(100), range(10, 20, 3))
@@ -57,14 +57,14 @@ class SliceSource(Routed[T], Generic[T]):
 def make_slice(
     source: Any, store: Store, path: Route, ordering: Any, parts: str, owner: str
 ) -> Any:
-    """A SliceSource by its route."""
+    """A SliceSource that uses this route."""
     made = object.__new__(SliceSource)
     set_routed(made, store, path, inherited(ordering, [source], path.n, owner), parts)
     return made
 
 
 def part_of(path: Route, chosen: range) -> Route:
-    """The elements of a route in a range."""
+    """A route to some elements of another route: those in a range."""
     if isinstance(path, Run):
         return path.part(chosen.start, len(chosen), chosen.step)
     if chosen == range(path.n):

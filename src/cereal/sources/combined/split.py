@@ -32,11 +32,11 @@ def split(
     """Splits a source into parts: `train, val = split(source, (0.9, 0.1), key=key)`.
 
         key=None    0 1 2 3 4 5 6 7 8 | 9         parts follow each other
-        key=key     3 9 0 4 7 1 8 2 6 | 5         an element's part is random, and always the same
+        key=key     3 9 0 4 7 1 8 2 6 | 5         random parts, the same for the same key
 
-    Fractions sum to one; whole numbers of elements, which sum to the length, work too. The parts
-    never share an element, whatever the epoch and the order in which they are read, and cost no
-    memory. `ordering` is that of every part; by default it is the source's.
+    The fractions must sum to one; numbers of elements that sum to the length work too. The parts
+    never share an element, in any epoch and any order, and they take no memory. `ordering` is the
+    order of every part; by default it is that of the source.
 
     >>> import cereal
     >>> train, val = cereal.split(cereal.RangeSource(10), (0.8, 0.2), key=0)
@@ -60,13 +60,14 @@ def split(
 def kfold(
     source: Source[T], k: int, fold: Any, key: Any = None, *, ordering: Any = None
 ) -> tuple[SliceSource[T], SliceSource[T]]:
-    """All folds but one, and that one: `train, val = kfold(source, 5, fold, key=key)`.
+    """Two sources, for cross-validation: `train, val = kfold(source, 5, fold, key=key)`.
 
         k=3, fold=1    train  0 1 2 3 | . . . . | 8 9 10
                        val    . . . . | 4 5 6 7 | . . .
 
-    `fold` may be traced, so that all folds run in one `vmap`. The shapes are then those of the
-    largest fold, and what a smaller one lacks is masked. With a `key`, folds are random.
+    `val` is fold number `fold` of `k`; `train` is all other folds. With a `key`, folds are random.
+    `fold` may be traced, so that all folds run in one `vmap`. All folds then have the shapes of
+    the largest one, and the missing elements of smaller folds are masked.
 
     >>> import cereal, jax, jax.numpy as jnp
     >>> def total(fold):
@@ -133,8 +134,8 @@ def _sizes(fractions: Any, n: int) -> list[int]:
     given = as_fractions(fractions, "split", "(0.9, 0.1)")
     if not given or any(not math.isfinite(each) or each <= 0 for each in given):
         raise PipelineError(
-            f"split: `fractions` must all be positive, got {tuple(given)}; leave a part out to "
-            f"have none of it."
+            f"split: `fractions` must all be positive, got {tuple(given)}; to have no such part, "
+            f"leave its fraction out."
         )
     if all(each.is_integer() for each in given) and sum(given) > 1:
         sizes = [int(each) for each in given]
@@ -154,5 +155,7 @@ def _sizes(fractions: Any, n: int) -> list[int]:
     sizes = [b - a for a, b in itertools.pairwise(cuts)]
     if 0 in sizes:
         empty = given[sizes.index(0)]
-        raise PipelineError(f"split: the fraction {empty:g} of {n} elements is none; raise it.")
+        raise PipelineError(
+            f"split: the fraction {empty:g} of {n} elements is no element at all; make it larger."
+        )
     return sizes

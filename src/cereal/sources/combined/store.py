@@ -1,13 +1,13 @@
-"""Where the data of combined sources lies: one store for all parts.
+"""The data of combined sources: one store for all parts.
 
-    arrays in memory       one array, in which the parts follow each other: reading is one gather
-    one stage over all     the stage once, over a store of what is below it
+    arrays in memory       one array, in which the parts follow each other: one gather reads a batch
+    one stage around all   the stage is applied once, over a store of the sources inside it
     data on the host       each part reads its own rows of the batch
-    anything else          each part reads the whole batch, and rows are selected
+    anything else          each part reads the whole batch, and each row is taken from its part
 
-Parts that are slices of one array share it and nothing is copied; parts that are different arrays
-are copied once into one. Parts of the last kind (a user's own source, a part with a transform of
-its own) cost one read per part.
+Parts that are slices of one array share that array, and nothing is copied. Different arrays are
+copied once, into one array. Parts of the last kind (a user's own source, or a part with its own
+transform) cost one read per part.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .over_members import OverMembers
 
 @pytree_dataclass
 class Store(OverMembers[Any]):
-    """Sources laid end to end: its index is a row of one of them."""
+    """Sources one after another: an index into the store is a row of one of them."""
 
     bases: tuple[Any, ...]
     starts: tuple[int, ...] = static_field()
@@ -59,7 +59,7 @@ class Store(OverMembers[Any]):
     def _describe(self) -> Traits:
         merged, roots = self._merged(), [base._roots for base in self.bases]
         merged["light"] &= len(self.bases) == 1
-        # No element of the data is in it twice: in two forms, say.
+        # `once`: no element of the data is in the store twice, not even in two forms.
         merged["once"] &= sum(map(len, roots)) == len(frozenset().union(*roots))
         return self._describe_as(**merged)
 
@@ -72,7 +72,7 @@ class Store(OverMembers[Any]):
         return rows.replaced(below=tuple(below))
 
     def _read(self, rows: Rows) -> tuple[Any, Any]:
-        """The values of these rows; each base has random keys of its own."""
+        """The values of these rows; each base has its own random key."""
         rows = self._route(rows) if rows.below is None else rows
         found: Any = None
         for number, (base, each) in enumerate(self._below(rows)):
@@ -91,7 +91,7 @@ class Store(OverMembers[Any]):
         return self.bases[0]._untouched(rows.below[0]) if len(self.bases) == 1 else None
 
     def _below(self, rows: Rows) -> list[tuple[Any, Rows]]:
-        """Each base with its rows, which have been routed."""
+        """Each base with its rows, already routed."""
         one = len(self.bases) == 1
         pairs = enumerate(zip(self.bases, rows.below, strict=True))
         return [
@@ -100,7 +100,7 @@ class Store(OverMembers[Any]):
         ]
 
     def _each(self, rows: Rows) -> list[tuple[Any, Rows]]:
-        """Each base with its rows; those of others become rows of its own, to be thrown away."""
+        """Each base with rows for all lanes; in a lane of another base, a row that is not used."""
         if len(self.bases) == 1:
             return [(self.bases[0], rows)]
         xp = np if isinstance(rows.index, np.ndarray) else jnp
@@ -126,7 +126,7 @@ def _select(here: Any, there: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[
 
 @pytree_dataclass
 class HostBases(OverMembers[Any], HostIndexed[Any]):
-    """Sources on the host laid end to end: each reads its own rows of a batch."""
+    """Sources on the host, one after another: each reads its own rows of a batch."""
 
     bases: tuple[Any, ...]
     starts: tuple[int, ...] = static_field()
@@ -156,7 +156,7 @@ class HostBases(OverMembers[Any], HostIndexed[Any]):
 def produce_each(
     each: Sequence[tuple[Any, Rows]], starts: tuple[int, ...], index: np.ndarray
 ) -> ElementBatch:
-    """Each source produces its own of these rows; together again, in the order of the rows."""
+    """Each source reads the rows that are its own; the results are joined in the order of rows."""
     if len(each) == 1:
         return each[0][0]._produce(each[0][1])
     owner = np.searchsorted(np.asarray(starts), index, side="right") - 1
@@ -194,7 +194,7 @@ def produce_each(
 
 
 def make_store(bases: Sequence[IndexedSource[Any]]) -> tuple[Store, list[int]]:
-    """A store of these sources, each kept once, and the row at which each begins in it."""
+    """A store that holds each of these sources once, and the row at which each begins."""
     kept: list[Any] = []
     places: dict[Any, int] = {}
     for base in bases:
@@ -224,7 +224,7 @@ def make_store(bases: Sequence[IndexedSource[Any]]) -> tuple[Store, list[int]]:
 
 
 def _check_devices(bases: Sequence[Any]) -> None:
-    """Data that was put onto different devices cannot be read by one program."""
+    """Refuses data on different devices: one program cannot read it."""
     found: dict[Any, int] = {}
     for number, base in enumerate(bases):
         for leaf in jax.tree.leaves(base):
@@ -239,7 +239,7 @@ def _check_devices(bases: Sequence[Any]) -> None:
 
 
 def _under_one_stage(bases: list[Any]) -> tuple[IndexedSource[Any], list[int]] | None:
-    """The stage that all sources have around them, over one store; and where each begins."""
+    """If all sources end with the same stage: that stage over one store, and where each begins."""
     if not all(isinstance(base, IndexedPipeline) for base in bases):
         return None
     parts = [parts_of(base) for base in bases]
@@ -261,9 +261,9 @@ def _under_one_stage(bases: list[Any]) -> tuple[IndexedSource[Any], list[int]] |
 
 
 def _identity(base: Any) -> Any:
-    """The same for sources that read the same rows of the same arrays.
+    """A value that is equal for sources that read the same rows of the same arrays.
 
-    A random source is only itself: two of them are to be augmented apart.
+    A source with random stages equals only itself: two of them must be augmented differently.
     """
     if base.traits.random_stages:
         return id(base)
@@ -274,7 +274,7 @@ def _identity(base: Any) -> Any:
 
 
 def _merged(bases: list[Any]) -> ArraySampleSource[Any] | None:
-    """One source over the arrays of all, if they can be one array."""
+    """One source over the joined arrays of all; None if they cannot be joined."""
     if not all(isinstance(base, ArraySampleSource) and not base.index_key for base in bases):
         return None
     flat = [jax.tree.flatten(base.data) for base in bases]
@@ -307,7 +307,7 @@ def _as_one(column: Sequence[Any]) -> Any:
     first = column[0]
     if jnp.issubdtype(first.dtype, jax.dtypes.extended):  # random keys
         return jnp.concatenate(column)
-    # By way of the host: a program that joins a thousand arrays takes seconds to compile.
+    # Joined on the host: a program that joins a thousand arrays takes seconds to compile.
     whole = np.concatenate([np.asarray(leaf) for leaf in column])
     if any(leaf.committed for leaf in column) or first.sharding.memory_kind == "pinned_host":
         return jax.device_put(whole, first.sharding)

@@ -29,9 +29,9 @@ class ZipSource(OverMembers[Any]):
 
         [a0 a1 a2], [b0 b1 b2]  ->  (a0, b0) (a1, b1) (a2, b2)
 
-    The sources must have one length; they are read at the same indices, in the order that
-    `ordering` gives (by default shuffled if one of them is). Random stages of the sources are
-    independent of each other: augment after zipping to treat an image and its mask alike.
+    The sources must have one length. All are read at the same indices, in the order `ordering`; by
+    default it is shuffled if one of the sources is shuffled. Random stages inside the sources are
+    independent of each other: to augment an image and its mask alike, augment after zipping.
 
     >>> import cereal, numpy as np
     >>> letters = cereal.ArraySampleSource(np.array([7, 8, 9]), ordering="sequential")
@@ -98,7 +98,7 @@ class ZipSource(OverMembers[Any]):
         return rows.replaced(below=tuple(below))
 
     def _below(self, rows: Rows) -> list[tuple[Any, Rows]]:
-        """Each source with its rows, which have been routed."""
+        """Each source with its rows, already routed."""
         pairs = enumerate(zip(self.sources, rows.below, strict=True))
         return [
             (source, each.replaced(key=self._member_key(rows.key, number)))

@@ -7,7 +7,7 @@
       image.npy     NumPy's own format: any program can read it
       label.npy
 
-The folder appears only when all of it is written.
+The folder gets its name only when all files are written.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ def save_arrays(path: str | os.PathLike[str], tree: Any, *, overwrite: bool = Fa
 
         {"image": uint8[60000,28,28], "label": int32[60000]}  -->  image.npy, label.npy, tree.json
 
-    The tree may have dicts, lists and tuples; arrays may be of NumPy or JAX, or files themselves,
-    larger than memory. The folder appears when all of it is written. A path that ends in `.npy` is
-    one file for one array. What exists is an error, unless `overwrite=True`.
+    The tree may have dicts, lists and tuples. Its arrays may be NumPy or JAX arrays, or `np.memmap`
+    files larger than memory. The folder gets its name only when all files are written. A path that
+    ends in `.npy` writes one array to one file. If the path exists, this is an error, unless you
+    pass `overwrite=True`.
 
     >>> import cereal, numpy as np, os, tempfile
     >>> folder = tempfile.mkdtemp() + "/numbers"
@@ -77,7 +78,7 @@ def save_arrays(path: str | os.PathLike[str], tree: Any, *, overwrite: bool = Fa
 
 
 def _plain(dtype: np.dtype[Any]) -> bool:
-    """Whether NumPy's format has this dtype; it has not bfloat16 and its like."""
+    """Whether the `.npy` format can name this dtype; it cannot name bfloat16, for example."""
     return npy.descr_to_dtype(npy.dtype_to_descr(dtype)) == dtype
 
 
@@ -133,9 +134,9 @@ def _write(tree: Any, folder: Path, path: tuple[str, ...], used: set[str]) -> di
 
 
 def _write_array(path: Path, array: Any) -> None:
-    """By chunks, so that a file may be copied that is larger than memory."""
+    """Writes an array in chunks, so that a file larger than memory can be copied."""
     dtype = np.dtype(array.dtype)
-    stored = dtype if _plain(dtype) else np.dtype(f"V{dtype.itemsize}")  # bfloat16 and its like
+    stored = dtype if _plain(dtype) else np.dtype(f"V{dtype.itemsize}")  # such as bfloat16
     header = {"descr": npy.dtype_to_descr(stored), "fortran_order": False, "shape": array.shape}
     with open(path, "wb") as file:
         npy.write_array_header_2_0(file, header)
@@ -176,7 +177,7 @@ def open_arrays(path: str | os.PathLike[str], owner: str) -> Any:
 
 
 def _by_name(folder: Path, owner: str) -> dict[str, Any]:
-    """A folder without a description: a dict of its files and folders."""
+    """The arrays of a folder without `tree.json`: a dict by the names of files and folders."""
     found: dict[str, Any] = {}
     for each in sorted(folder.iterdir()):
         if each.suffix == ".npy" and each.is_file():

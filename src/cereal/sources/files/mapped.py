@@ -13,7 +13,7 @@ from ...host.host_data import HostData
 
 
 class MappedArrays(HostData):
-    """Arrays in files stay there; others are copied, so that nobody else writes into them."""
+    """Arrays in files stay there; others are copied, so that a user's later writes do no harm."""
 
     def __init__(self, tree: Any) -> None:
         super().__init__()
@@ -23,13 +23,13 @@ class MappedArrays(HostData):
         return jax.tree.map(_file_digest, self.tree)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A file is sent to other processes by its name, if it can be opened again as it is."""
+        """Pickles a file as its name, if it can be mapped again from it; other arrays as values."""
         tree = jax.tree.map(_as_file, self.tree)
         return _restored, (type(self), tree, getattr(self, "where", None))
 
 
 def _as_file(leaf: Any) -> Any:
-    """The call that maps a part of a file again; an array that is no such part, as it is."""
+    """A call that maps this part of a file again; an array that is not in a file, unchanged."""
     root, place = _place_of(leaf)
     flags = leaf.flags
     if root is None or not (flags.c_contiguous or flags.f_contiguous):
@@ -47,7 +47,7 @@ def _restored(cls: Any, tree: Any, where: Any) -> Any:
 
 
 def _place_of(leaf: Any) -> tuple[Any, int]:
-    """The mapped file that an array is a part of, and where in it the array begins."""
+    """The mapped file that holds an array, and the place in it where the array begins."""
     root = leaf
     while isinstance(getattr(root, "base", None), np.memmap):
         root = root.base
@@ -59,7 +59,7 @@ def _place_of(leaf: Any) -> tuple[Any, int]:
 
 
 def _file_digest(leaf: Any) -> Any:
-    """A file by its name, size and time, and the place of the array in it; else the values."""
+    """For a file: its name, size and time, and the array's place in it. Otherwise the values."""
     root, place = _place_of(leaf)
     if root is None:
         return np.asarray(leaf)

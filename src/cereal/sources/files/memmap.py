@@ -28,15 +28,15 @@ _OWNER = "MemmapSource"
 
 @pytree_dataclass
 class MemmapSource(HostIndexed[Any]):
-    """Arrays in `.npy` files, read row by row; larger than memory if need be.
+    """Arrays in `.npy` files, read row by row; they may be larger than memory.
 
         data/                          {"image": uint8[60000,28,28], "label": int32[60000]}
           image.npy  label.npy            --rows 7, 3-->  {"image": uint8[2,28,28], ...}
 
-    `data` is one `.npy` file, a folder of them (as `save_arrays` writes it, or any folder: a dict
-    by the names of the files), or a tree of arrays as `np.load(path, mmap_mode="r")` opens them.
-    Files are opened read-only, and never unpickled. `prefetch_size` elements are read ahead, if
-    a worker reads; None leaves it to the loader.
+    `data` is the path of a `.npy` file; or of a folder, either written by `save_arrays` or any
+    folder of `.npy` files, which becomes a dict by their names; or a tree of arrays that
+    `np.load(path, mmap_mode="r")` opened. Files are opened read-only, and never unpickled.
+    `prefetch_size` is how many elements a worker reads ahead; with None the loader decides.
 
     >>> import cereal, numpy as np, tempfile
     >>> folder = tempfile.mkdtemp() + "/digits"
@@ -95,7 +95,7 @@ class _Rows(MappedArrays):
     def __init__(self, tree: Any, where: str = "") -> None:
         super().__init__(tree)
         self.where = where
-        # Plain arrays: indexing a memmap makes memmaps, which takes time.
+        # Plain arrays: indexing a memmap makes another memmap, which is slower.
         paths, self._structure = jax.tree_util.tree_flatten_with_path(self.tree)
         self._leaves = [(np.asarray(leaf), leaf_name(path)) for path, leaf in paths]
 

@@ -1,4 +1,4 @@
-"""A source over arrays in files, in the way that is fastest for the device."""
+"""A source over arrays in files, read in the way that is fastest for the device."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .memmap import MemmapSource
 def source_on_disk(
     arrays: Any, ordering: Any, prefetch_size: int, owner: str
 ) -> IndexedSource[Any]:
-    """Reads rows of mapped files: in compiled code on the CPU, by the loader elsewhere.
+    """Reads rows of mapped files: with compiled code on the CPU, with Python on other devices.
 
         np.memmap  ==same memory==  jax.Array on the CPU  --gather-->  a batch, 3x as fast
 
-    JAX takes the memory of an aligned, mapped file as an array without copying it.
+    If a mapped file is aligned, JAX can use its memory as an array, without a copy.
     """
     ahead = as_count(prefetch_size, "prefetch_size", owner)
     if jax.default_backend() == "cpu":
@@ -31,10 +31,10 @@ def source_on_disk(
 
 
 def _same_memory(taken: jax.Array, array: np.ndarray) -> bool:
-    """Whether JAX has taken the memory of the file as it is, and has not read it into memory.
+    """Whether JAX uses the memory of the file itself, and has not read it into other memory.
 
-    The bet: on the CPU the pointer of a `jax.Array` is that of its data. It decides about speed
-    only: where the pointers differ, the loader reads the rows. `tests/sources/test_on_disk.py`,
-    `test_the_memory_of_the_files_is_the_memory_of_the_source`, fails first.
+    The bet: on the CPU, `unsafe_buffer_pointer` is where the data of a `jax.Array` lies. If it is
+    wrong, reading is slower and still correct: the loader reads the rows. The test of this bet is
+    `test_the_memory_of_the_files_is_the_memory_of_the_source` in `tests/sources/test_on_disk.py`.
     """
     return taken.unsafe_buffer_pointer() == array.ctypes.data

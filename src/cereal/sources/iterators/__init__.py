@@ -1,1 +1,1 @@
-"""Data that only iterates, read by position."""
+"""Data that can only be iterated, read by position."""

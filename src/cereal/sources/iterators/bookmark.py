@@ -1,4 +1,4 @@
-"""Where an iterator stands, as bytes that the loader's state carries."""
+"""Bookmarks: the state of a user's iterator, as bytes inside the loader's state."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ BOOKMARK_BYTES = 4096
 
 
 class Run(NamedTuple):
-    """What an iterator is made for: an epoch, and a key if `make_iterator` takes one."""
+    """What an iterator was made for: an epoch, and a key if `make_iterator` takes one."""
 
     epoch: int
     key: tuple[int, int] | None
 
 
 class Bookmark(NamedTuple):
-    """The state of an iterator that has given so many elements of a run."""
+    """The state of an iterator after it has given `position` elements of a run."""
 
     run: Run
     position: int
@@ -27,7 +27,7 @@ class Bookmark(NamedTuple):
 
 
 def packed(bookmark: Bookmark) -> np.ndarray | None:
-    """As bytes, after their number; None if it is too long, or JSON would change it."""
+    """A bookmark as bytes, their number first; None if it is too long or JSON would change it."""
     (epoch, key), *rest = bookmark
     plain = [epoch, *rest, *([] if key is None else [list(key)])]
     try:
@@ -43,7 +43,7 @@ def packed(bookmark: Bookmark) -> np.ndarray | None:
 
 
 def _equal(found: Any, given: Any) -> bool:
-    """Whether plain data came back as it was; JSON turns tuples into lists, numbers into keys."""
+    """Whether JSON gave back the same data: it turns tuples into lists, and keys into strings."""
     if isinstance(given, dict) and isinstance(found, dict):
         return found.keys() == given.keys() and all(_equal(found[k], given[k]) for k in given)
     if isinstance(given, list) and isinstance(found, list):
@@ -53,7 +53,7 @@ def _equal(found: Any, given: Any) -> bool:
 
 
 def unpacked(array: np.ndarray) -> Bookmark | None:
-    """The bookmark in these bytes; None if there is none."""
+    """The bookmark in these bytes; None if they hold none."""
     size = int.from_bytes(array[:4].tobytes(), "little")
     if not 0 < size <= BOOKMARK_BYTES - 4:
         return None

@@ -1,4 +1,4 @@
-"""Data that only iterates: generators, streaming datasets, tf.data."""
+"""Data that can only be iterated: generators, streaming datasets, tf.data."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class IterableSource(ByElement[Any]):
 
         make_iterator() -> iterator --next--> element 0, element 1, ...      read by one at a time
 
-    A position is found again by the iterator's own state, if it has one (`get_state` and
-    `set_state`, or `state_dict` and `load_state_dict`): the loader's state carries it. Otherwise,
-    by skipping elements, so the iterator must give the same ones every time.
+    To resume a run, the iterator must reach its old position. If it has a state of its own
+    (`get_state` and `set_state`, or `state_dict` and `load_state_dict`), the loader's state carries
+    that. Otherwise elements are skipped, so the iterator must give the same ones every time.
 
-    What `make_iterator` is given is asked of its signature: nothing, `make_iterator(epoch)`, or
-    `make_iterator(epoch, key)`, for epochs that differ. `epoch` counts from 0; `key` is that of
-    the loader's state as two words, a NumPy array of uint32: `np.random.default_rng([*key, epoch])`
-    and `jax.random.wrap_key_data(key)` take it. The same epoch and key must give the same elements.
+    `make_iterator` may also take arguments, if epochs differ: `make_iterator(epoch)` or
+    `make_iterator(epoch, key)`. `epoch` counts from 0. `key` is the key of the loader's state, two
+    words in a NumPy array of uint32; pass it to `np.random.default_rng([*key, epoch])` or
+    `jax.random.wrap_key_data(key)`. The same epoch and key must give the same elements.
 
-    `length` is the number of elements; without it an epoch ends when the iterator does: the last
-    batch is padded and masked, `scan_epoch` needs `steps=`, and `next_batch`, which cannot know of
-    the end, gives masked batches behind it.
+    `length` is the number of elements. Without it an epoch ends when the iterator ends: the last
+    batch is padded and masked, `scan_epoch` needs `steps=`, and `next_batch`, which does not see
+    the end, goes on with batches that are masked.
 
     >>> import cereal
     >>> def squares():
@@ -49,17 +49,17 @@ class IterableSource(ByElement[Any]):
     """
 
     _no_ordering: ClassVar[str] = (
-        "what only iterates has its own order: shuffle in `make_iterator(epoch, key)`, which is "
-        "given the number of the epoch and the loader's key; what can be read by index is "
+        "an iterator has its own order: shuffle in `make_iterator(epoch, key)`, which is given the "
+        "number of the epoch and the loader's key; if the data can be read by index, write "
         '`DatasetSource(dataset, ordering="shuffle")`'
     )
 
     data: Any
     n: int = static_field()
     spec: Spec = static_field()
-    _unknown: bool = static_field(default=False)  # whether nobody knows how many elements there are
+    _unknown: bool = static_field(default=False)  # whether the number of elements is not known
     by_epoch: bool = static_field(default=False)  # whether epochs differ
-    _by_key: bool = static_field(default=False)  # whether the key makes a difference
+    _by_key: bool = static_field(default=False)  # whether elements depend on the key
     ordering: Order = Sequential()
 
     def __init__(
@@ -110,7 +110,7 @@ class IterableSource(ByElement[Any]):
 
 
 def _arguments(make: Any) -> int:
-    """How many arguments it is called with: none, the epoch, the epoch and the key."""
+    """How many arguments it takes: none; the epoch; or the epoch and the key."""
     names = arguments_taken(make, ("epoch", "key"))
     if names[:1] in (("key",), ("rng",), ("seed",)) or names[1:] == ("epoch",):
         raise PipelineError(

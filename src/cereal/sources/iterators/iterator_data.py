@@ -3,9 +3,9 @@
     positions asked for    0..3      8..11     4..7        by workers, in any order
     the iterator gives     0 1 2 3   4 5 6 7 8 9 10 11     4..7 are kept until they are asked for
 
-To reach a position ahead, the iterator is read up to it, and the elements between are kept for
-those who will ask for them. For a position that has passed, an iterator is set back by its own
-saved state, or a new one is made that skips elements.
+To reach a later position, the iterator is read up to it, and the elements on the way are kept until
+a worker asks for them. To go back, a new iterator is made. It begins at the nearest saved state, if
+it has states; otherwise it skips elements.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class _OpenIterator:
     def __init__(self, made: Any, run: Run, shared: bool) -> None:
         self.made, self.run, self.position = made, run, 0
         own = (pair for pair in _STATE_METHODS if all(hasattr(made, name) for name in pair))
-        # If one object serves all epochs, so does its state, which is then of no use.
+        # If one object serves all epochs, its state does not belong to one epoch: not usable.
         self.methods = None if shared else next(own, None)
         self.iterator: Any = None
 
-    # States are copied, since the iterator may go on writing into what it gives or gets.
+    # States are copied, since the iterator may later write into a state that it gave or got.
 
     def set(self, bookmark: Bookmark) -> None:
         assert self.methods is not None
@@ -60,7 +60,7 @@ class _OpenIterator:
         return Bookmark(self.run, self.position, state)
 
     def next(self) -> Any:
-        """The next element; an element that raises counts as given."""
+        """The next element; if reading it raises, the position still moves on."""
         if self.iterator is None:
             self.iterator = iter(self.made)
         try:
@@ -83,7 +83,7 @@ class _OpenIterator:
                     self.next()
                 except StopIteration:
                     raise
-                except Exception:  # of an element that nobody asked for
+                except Exception:  # an element that nobody asked for may fail
                     continue
 
     def close(self) -> None:
@@ -93,21 +93,21 @@ class _OpenIterator:
 
 
 def _latest(found: Iterable[Any], run: Run, position: int) -> Any:
-    """Of iterators or bookmarks: the nearest at or before a position of a run, or None."""
+    """The iterator or bookmark that is nearest to a position of a run, not after it; or None."""
     before = [each for each in found if each.run == run and each.position <= position]
     return max(before, key=lambda each: each.position, default=None)
 
 
 class IteratorData(ElementData):
-    """What an iterable source reads."""
+    """The data of an iterable source: its iterators, and elements that were read early."""
 
     def __init__(self, make: Any, length: int | None, given: int) -> None:
         super().__init__(by_epoch=given > 0)
         self.make, self.length = make, length
         self._given = given  # arguments of `make`: none, the epoch, the epoch and the key
-        self.window = 1 << 10  # how far apart positions are that are asked for at one time
+        self.window = 1 << 10  # the largest distance between positions in use at once
         self._lock = threading.RLock()
-        self._open: list[_OpenIterator] = []  # the latest used last
+        self._open: list[_OpenIterator] = []  # the one used last is at the end
         self._made: Any = lambda: None  # the iterator that was made last
         self._kept: OrderedDict[tuple[Run, int], Any] = OrderedDict()
         self._ends: dict[Run, int] = {}
@@ -115,14 +115,14 @@ class IteratorData(ElementData):
         self._warned = self._peeking = False
         self._peeked: dict[tuple[Run, int], Any] = {}
         self.no_bookmark: Any = None
-        self.shared = False  # whether one iterable serves all epochs, and its state with it
+        self.shared = False  # whether one iterable, with one state, serves all epochs
 
     @property
     def name(self) -> str:
         return function_name(self.make)
 
     def first(self, label: str) -> Any:
-        """The first element, to see what elements look like; it is kept for whoever reads it."""
+        """The first element, for its shapes and dtypes; it is kept until it is asked for."""
         try:
             run = self._run((0, 0), 0)
             opened = self._new(run)
@@ -148,7 +148,7 @@ class IteratorData(ElementData):
 
     @contextlib.contextmanager
     def peeked(self) -> Iterator[None]:
-        """What is read within it is kept, and given again to whoever asks for it later."""
+        """A `with` block: elements that are read inside it are kept, to be given again later."""
         self._peeking = True
         try:
             yield
@@ -160,7 +160,7 @@ class IteratorData(ElementData):
             self._peeked.clear()
 
     def end_of(self, key: Any, epoch: int) -> int | None:
-        """How many elements an epoch has, if its end was seen."""
+        """The number of elements of an epoch; None if its end has not been reached yet."""
         return self._ends.get(self._run(key, epoch))
 
     def read(self, label: str, rows: Rows) -> ElementBatch:
@@ -191,7 +191,7 @@ class IteratorData(ElementData):
         try:
             if position - opened.position > self.window:
                 opened.skip_to(position)
-            while opened.position < position:  # others will ask for these
+            while opened.position < position:  # other batches need these
                 here = opened.position
                 self._keep((run, here), opened.next())
             if opened.position == position:
@@ -239,8 +239,10 @@ class IteratorData(ElementData):
         return _OpenIterator(made, run, self.shared)
 
     def _at_or_before(self, run: Run, position: int) -> _OpenIterator:
-        """An iterator that stands at the position or before it: the nearest open one, or a new
-        one that is set to a bookmark, if that is nearer."""
+        """An iterator that is at the position or before it.
+
+        The nearest open one; or a new one that begins at a bookmark, if that is nearer.
+        """
         opened, mark = _latest(self._open, run, position), _latest(self._marks, run, position)
         if opened is not None and (mark is None or mark.position <= opened.position):
             self._open.remove(opened)
@@ -254,7 +256,7 @@ class IteratorData(ElementData):
             self._open.pop(0).close()
         return opened
 
-    # The iterator's own state, in the loader's state
+    # The iterator's own state, which the loader's state carries
 
     def _mark(self, run: Run) -> None:
         for opened in self._open[-1:]:
@@ -262,7 +264,7 @@ class IteratorData(ElementData):
                 self._marks.append(opened.get())
 
     def bookmark_at(self, key: Any, epoch: int, position: int) -> Any:
-        """The latest known state of the iterator before a position, as an array of bytes."""
+        """The last known state of the iterator at or before a position, as an array of bytes."""
         if self.no_bookmark is None:
             return None
         with self._lock:
@@ -279,13 +281,13 @@ class IteratorData(ElementData):
         return self.no_bookmark if coded is None else coded
 
     def bookmark_for(self, words: Any) -> Any:
-        """The same for the words of a state, as JAX has it."""
+        """The bookmark for a state, given its words on the device."""
         *key, epoch, high, low = to_host(words).tolist()
         bookmark = self.bookmark_at(key, epoch, (high << 32) | low)
         return None if bookmark is None else to_device(bookmark)
 
     def adopt(self, bookmark: Any) -> None:
-        """Takes over the bookmark of a state that was saved."""
+        """Remembers the bookmark of a saved state."""
         found = None if bookmark is None else unpacked(to_host(bookmark))
         if found is not None:
             with self._lock:
@@ -308,9 +310,9 @@ def _restored(make: Any, length: Any, given: int, known: dict[str, Any]) -> Iter
 
 
 class _BrokenIterator(BaseException):
-    """An iterator gives nothing more; its cause is the error.
+    """An iterator failed and can give no more elements; `__cause__` is the error.
 
-    No `Exception`, so that `on_error="skip"` does not catch it: the rest cannot be read.
+    It is not an `Exception`: `on_error="skip"` must not catch it, since the rest cannot be read.
     """
 
     def __init__(self, epoch: int, position: int) -> None:
@@ -318,7 +320,7 @@ class _BrokenIterator(BaseException):
         self.place = (epoch, position)
 
     def reported(self, label: str, rows: Rows) -> BaseException:
-        """The error itself, with the element that raised it."""
+        """The error itself, with a note that names the element."""
         cause = self.__cause__
         assert cause is not None
         key = (int(rows.key[0]), int(rows.key[1]))

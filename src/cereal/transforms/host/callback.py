@@ -27,10 +27,10 @@ T = TypeVar("T")
 class HostCallbackTransform(Stage[Any, Any]):
     """Calls a Python function with each batch: `fn(batch, mask)`, as NumPy arrays.
 
-    It runs exactly once per batch that is handed out, in order, inside `jit` and `scan_epoch`
-    too. Returning None keeps the batch; returning a batch replaces it. If that has other shapes
-    or dtypes, `element_spec_override` states them. JAX allows no such callback under `vmap` or
-    `jax.checkpoint`.
+    It is called exactly once for each batch that you get, in order, also inside `jit` and
+    `scan_epoch`. If it returns None, the batch stays as it is; if it returns a batch, that replaces
+    it. If the new batch has other shapes or dtypes, state them with `element_spec_override`. JAX
+    does not allow such callbacks under `vmap` or `jax.checkpoint`.
 
     >>> import cereal
     >>> def log(batch, mask):
@@ -92,7 +92,7 @@ class HostCallbackTransform(Stage[Any, Any]):
 
 
 def _canonical(path: Any, leaf: Any) -> np.ndarray:
-    """As JAX would take it: float64 is float32 unless 64-bit types are on."""
+    """An array with the dtype that JAX has for it: float64 is float32, unless x64 is on."""
     array = np.asarray(leaf)
     name = lambda: f"`batch{jax.tree_util.keystr(path)}`"  # noqa: E731
     return narrowed(array, canonical(array.dtype), name)

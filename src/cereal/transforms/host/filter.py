@@ -1,4 +1,4 @@
-"""Elements that do not count, decided in Python."""
+"""Masks elements, by a Python function."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class HostFilterTransform(HostStage):
         element   "a"   "bcd"  "ef"   "ghij"
         mask      False True   False  True       fn = lambda text: len(text) > 2
 
-    The place in the batch stays, so that a batch is still a function of its position; its mask is
-    False, later host stages do not see the element, and the first that passes stands there.
+    The element keeps its place in the batch, with a mask of False: so a batch is still a function
+    of its position. Later host stages do not get the element; in its place the batch holds a copy
+    of the first element that passes.
 
     >>> import cereal
     >>> long = cereal.HostFilterTransform(lambda text: len(text) > 2)
@@ -63,7 +64,7 @@ class HostFilterTransform(HostStage):
         return taken.mapped(label, rows, run)
 
     def on_sample(self, source: Any, rows: Rows, words: Any) -> tuple[Any, Any]:
-        """An element that passes, if one is found soon: later stages need not suit the others."""
+        """An element that passes, if there is one near the start: later stages get only such."""
         element, sample = super().on_sample(source, rows, words)
         if element is not SKIPPED:
             return element, sample

@@ -1,4 +1,4 @@
-"""Python functions over elements or batches, on workers."""
+"""Python functions over elements or batches, run by workers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ...pipeline.host_stage import HostStage, as_host_function
 
 @pytree_dataclass
 class HostMapTransform(HostStage):
-    """Applies a Python function on the host: to each element, or after batching to the batch.
+    """Applies a Python function to each element, or after batching to each batch.
 
         "cat.jpg"  --fn-->  {"image": uint8[224,224,3], "label": 3}     on the loader's workers
 
-    Before batching, `fn(element)` gets and returns anything; before the next compiled stage, it
-    must have become arrays and numbers of a fixed shape. After batching it is `fn(batch)` or
-    `fn(batch, mask)`, with NumPy arrays. Arrays are read-only: write into a copy.
+    Before batching, `fn(element)` gets and returns any Python object; the next compiled stage, or
+    the end of the pipeline, needs arrays and numbers of a fixed shape. After batching, `fn(batch)`
+    or `fn(batch, mask)` gets NumPy arrays. Arrays are read-only: copy before you write.
 
     >>> import cereal
     >>> words = ["a", "bb", "ccc", "dddd"]

@@ -1,4 +1,4 @@
-"""Random Python functions over elements, on workers."""
+"""Random Python functions over elements, run by workers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ...pipeline.traits import StageTraits
 
 @pytree_dataclass
 class HostRandomMapTransform(HostStage):
-    """Augments on the host: `fn(element, rng)`, with a NumPy generator for every element.
+    """Augments elements in Python: `fn(element, rng)` gets a NumPy generator for each element.
 
         key, epoch, index, number of the random stage  -->  the element's generator
 
-    The same element of the same epoch is augmented alike whatever worker does it, before or after
-    batching, and after a restart. The generator belongs to the call: do not keep it.
+    An element of an epoch always gets the same random numbers: from any worker, before and after
+    batching, and after a restart. Use the generator only during the call: do not keep it.
 
     >>> import cereal
     >>> noise = cereal.HostRandomMapTransform(lambda x, rng: x + rng.integers(10))
@@ -60,7 +60,7 @@ class HostRandomMapTransform(HostStage):
 
 
 class _Generators(threading.local):
-    """One generator a thread: making one costs 40 µs, giving it another key 2."""
+    """One generator for each thread: making one costs 40 µs, giving it another key 2."""
 
     def __init__(self) -> None:
         self.bits = np.random.Philox(key=0)
@@ -73,14 +73,14 @@ _generators = _Generators()
 
 
 class generator_for:  # noqa: N801
-    """The generator of a random key: Philox under these words, from its beginning."""
+    """A `with` block around the generator of a random key: Philox with this key, at its start."""
 
     def __init__(self, high: int, low: int) -> None:
         self._key = (high << 32) | low
 
     def __enter__(self) -> np.random.Generator:
         self._mine = _generators
-        if self._mine.busy:  # a function that reads another pipeline in between
+        if self._mine.busy:  # the user's function reads another pipeline in the same thread
             self._mine = _Generators()
         self._mine.busy = True
         return _keyed(self._mine, self._key)
@@ -90,8 +90,8 @@ class generator_for:  # noqa: N801
 
 
 def _keyed(mine: Any, key: int) -> np.random.Generator:
-    # The bet: NumPy's Philox keeps its state in these fields, and nothing else of what was drawn
-    # (`test_nothing_that_an_element_drew_is_left_for_the_next` loses it).
+    # The bet: these fields are all that NumPy's Philox keeps of earlier draws. Its test is
+    # `test_nothing_that_an_element_drew_is_left_for_the_next`.
     state = mine.state
     state["state"]["key"][:] = key, 0
     state["state"]["counter"][:] = 0
