@@ -255,7 +255,7 @@ def test_a_host_function_that_runs_jax_late_is_an_error_too(devices: int) -> Non
     """When reading was found to be cheap, the callback's own thread reads."""
     run_alone(
         """
-        from cereal.loaders.workers import track
+        from cereal.host import track
         track._CHEAP = 60.0  # seconds, which every batch takes less than
         def read(i):
             return np.int32(jnp.int32(i) + jnp.int32(0)) if i >= 100 else np.int32(i)

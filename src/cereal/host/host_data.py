@@ -8,6 +8,7 @@ and then until all programs that were called are done (`lingering`).
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -43,9 +44,10 @@ class HostData:
         self.in_programs = True
         self.before_program()
 
-    def __del__(self) -> None:
-        # Python calls this only once for an object, even if the object lives on afterwards.
-        if self.in_programs and linger(self):
+    def __del__(self, _is_finalizing: Any = sys.is_finalizing) -> None:
+        # Python calls this only once for an object, even if the object lives on afterwards. When
+        # the interpreter ends, the names of this module may be gone.
+        if self.in_programs and not _is_finalizing() and linger(self):
             _living[self.number] = self  # the garbage collector has cleared the weak reference
 
     def digest_of(self) -> Any:

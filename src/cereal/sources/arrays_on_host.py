@@ -39,7 +39,7 @@ class ArraysOnHost(HostIndexed[Any]):
 
     @property
     def _roots(self) -> frozenset[int]:
-        return frozenset([self.data.number])
+        return frozenset() if self.data is None else frozenset([self.data.number])
 
     def _take_host(self, indices: np.ndarray) -> Any:
         return with_index(self.data.rows(indices), indices.astype(np.int32), self.index_key)
