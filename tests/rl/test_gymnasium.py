@@ -309,8 +309,8 @@ def test_environments_in_other_processes_do_the_same() -> None:
         there = first_batch(loader_of(GymnasiumSource(envs, lean, None), 30))
     finally:
         envs.close()
-        for process in envs.processes:  # programs hold the source, and so their pipes
-            process.close()
+        for each in (*envs.processes, envs.error_queue):  # programs hold the source, and so pipes
+            each.close()
     with loader_of(GymnasiumSource(CARTPOLE, lean, None, num_envs=2), 30) as loader:
         here = first_batch(loader)
     assert here["done"].sum() > 2
