@@ -81,7 +81,7 @@ if importlib.util.find_spec("navix") is None:
 _DESCRIPTORS = Path("/proc/self/fd")
 # The first compilation, callback or progress bar of a process opens a few descriptors for good
 # (runtime pools, terminals); a test that leaks opens one for each loader, file or worker.
-_FEW = 6  # the first use of multiprocessing opens some: its tracker, a queue, shared memory
+_FEW = 4
 
 
 @pytest.fixture(scope="module", autouse=True)

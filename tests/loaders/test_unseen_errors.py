@@ -186,6 +186,7 @@ logging.warning("of the user")
 def test_a_process_that_ends_without_having_seen_an_error_fails(last: str) -> None:
     code, output, errors, _ = script(ENDS + last, devices=4)
     assert code == 120
+    assert "the process ends, and this error was never raised" in errors
     assert "what was computed from its batch is wrong" in errors
     assert errors.count("OSError: the disk is on fire") == 2  # when it happened, and at the end
     assert "Exception ignored" not in errors
