@@ -9,7 +9,7 @@ begins at a multiple of 64 bytes, JAX on the CPU uses it without a copy: the bat
 Every array that was made from it without a copy holds a reference to it, and so does a running
 program or a transfer. So a buffer is free when its reference count says that only our list has it.
 
-The bet (`_nobody_has`): CPython counts every reference to an array, also those of NumPy's views and
+The bet (`nobody_has`): CPython counts every reference to an array, also those of NumPy's views and
 of JAX's arrays; and JAX holds a reference while a program or a transfer reads the memory. Without
 the GIL, counts are not exact: then no buffer is used again. If the bet is lost, a batch that
 somebody still holds is overwritten. `tests/host/test_buffers.py`,
@@ -56,7 +56,7 @@ class Buffers:
         with self._lock:
             owned = self._owned.setdefault(size, [])
             for number in range(len(owned)):
-                if _nobody_has(owned, number):
+                if nobody_has(owned, number):
                     return owned[number].view(dtype).reshape(shape)
             room = _aligned(size)
             if len(owned) < self._most and _counts_references:
@@ -64,7 +64,7 @@ class Buffers:
             return room.view(dtype).reshape(shape)
 
 
-def _nobody_has(owned: list[np.ndarray], number: int) -> bool:
+def nobody_has(owned: list[np.ndarray], number: int) -> bool:
     """Whether nothing but the list refers to one of its buffers."""
     return _counts_references and sys.getrefcount(owned[number]) <= _NOBODY
 

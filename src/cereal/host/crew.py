@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -54,6 +55,13 @@ class Crew:
             thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._threads.add(thread)
             thread.start()
+
+    def resize(self, size: int) -> None:
+        """From now on there are up to `size` threads. If there are more, some end."""
+        if size != self.size:
+            self.size = size
+            self._told = self._idle
+            self._work.notify_all()
 
     def lose(self, job: Any, threads: set[Any]) -> None:
         """Gives up threads that hang in a job; new threads take their place."""
@@ -103,21 +111,24 @@ class Crew:
         me = threading.current_thread()
         while True:
             with self.lock:
-                job = self._next_job()
+                job = None if self._too_many() else self._next_job()
                 while job is None:
-                    if not self._tracks or me not in self._threads:
+                    if not self._tracks or me not in self._threads or self._too_many():
                         self._threads.discard(me)
                         return
                     self._idle += 1
                     told = self._work.wait(_IDLE)
                     self._idle -= 1
                     self._told = max(0, self._told - told)
-                    job = self._next_job()
+                    job = None if self._too_many() else self._next_job()
                     if job is None and not told:
                         self._threads.discard(me)
                         return
             job()
             del job
+
+    def _too_many(self) -> bool:
+        return len(self._threads) > self.size
 
     def _next_job(self) -> Callable[[], None] | None:
         self._tracks[:] = [track for track in self._tracks if not track.closed]
@@ -132,6 +143,15 @@ class Crew:
             if job is not None:
                 return job
         return None
+
+    def forget(self) -> None:
+        """After a fork, in the child process: the threads are the parent's."""
+        self.lock = threading.Lock()
+        self._work = threading.Condition(self.lock)
+        for track in self._tracks:
+            track.closed = True
+        self._tracks, self._shares, self._threads = [], [], set()
+        self._idle = self._told = 0
 
     # Helping
 
@@ -209,3 +229,12 @@ class _Share:
 def _close_all() -> None:
     for crew in list(_crews):
         crew.close()
+
+
+def _forget_all() -> None:
+    for crew in list(_crews):
+        crew.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

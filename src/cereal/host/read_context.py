@@ -64,6 +64,11 @@ def raise_it(error: Exception) -> Any:
 class ReadContext:
     """What one thread is reading, and the options of its loader for reading."""
 
+    remote: Any = None  # reads steps in another process; None: this thread reads
+    call: Any = None  # the step that another process reads for this thread now
+    starting = False  # whether the thread waits for a process that is being started
+    closed = False  # whether nobody wants the step any more
+
     def __init__(
         self, on_error: OnError = raise_it, buffers: Buffers = NO_BUFFERS, *, masked: bool = False
     ) -> None:
@@ -115,6 +120,9 @@ class ReadContext:
 
     def place(self) -> Failed | None:
         """Which element the thread is reading; other threads call this too."""
+        call = self.call
+        if call is not None:
+            return call.place()
         rows, lane = self.rows, self.lane
         if rows is None:
             return None

@@ -25,6 +25,7 @@ from .buffers import Buffers
 from .crew import Crew
 from .read_context import Failed, OnError, ReadContext, annotate, raise_it, use_read_context
 from .settings import Settings, current_settings
+from .tuning import Tuning
 
 log = logging.getLogger("cereal")
 LATE = 5.0  # seconds of waiting after which a line is logged that says what for
@@ -47,7 +48,24 @@ class WorkerReadContext(ReadContext):
         self.known_to_hang, self.decided = job.known_to_hang, job.decided
         self.thread = threading.current_thread()
         self._track, self._job = track, job
+        self.remote = track.tuning.remote
         job.contexts.append(self)
+
+    @property
+    def closed(self) -> bool:  # type: ignore[override]
+        return self._track.closed
+
+    @property
+    def begun(self) -> float:
+        """When the element was begun."""
+        call = self.call
+        return self.since if call is None else call.since
+
+    def abort(self) -> None:
+        """Ends the process that reads for this thread, if there is one."""
+        call = self.call
+        if call is not None:
+            call.abort()
 
     def finish(self) -> None:
         """This thread no longer reads for the step."""
@@ -88,11 +106,16 @@ class _Job:
         """Whether no thread reads it yet."""
         return self.thread is None and not self.done
 
+    @property
+    def starting(self) -> bool:
+        """Whether a process that will read it is being started."""
+        return any(mine.starting for mine in list(self.contexts))
+
     def oldest(self) -> tuple[Failed | None, float]:
         """The element that was begun first of those being read, and when it was begun."""
         found: tuple[Failed | None, float] = (None, time.monotonic())
         for mine in list(self.contexts):
-            place, since = mine.place(), mine.since
+            place, since = mine.place(), mine.begun
             if place is not None and since < found[1]:
                 found = (place, since)
         return found
@@ -105,13 +128,14 @@ class Track:
     crew: Crew
     fetch: Callable[[Any], Any]
     rows_of: Callable[[int], Any]
-    prefetch: int
+    tuning: Tuning
     buffers: Buffers
     total: int | None = None
     on_error: OnError = raise_it
     timeout: float | None = None
     masked: bool = False
     executes: bool = True  # whether functions of the pipeline may run JAX
+    each: int = 1  # how many steps of the pipeline a step of the track is
 
     def __post_init__(self) -> None:
         self.masked = self.masked or self.on_error is not raise_it
@@ -125,7 +149,8 @@ class Track:
         self._jobs: dict[int, _Job] = {}
         self._retry: deque[_Job] = deque()
         self._times: deque[float] = deque(maxlen=_WATCHED)
-        self._inline = False
+        self._inline = self.tuning.caller
+        self._last: float | None = None  # when a step was last taken
         self.closed = False
         self._finished = threading.Condition(self.crew.lock)
         with self.crew.lock:
@@ -133,8 +158,14 @@ class Track:
 
     # The consumer's side
 
+    @property
+    def prefetch(self) -> int:
+        """How many steps are read ahead."""
+        return max(1, -(-self.tuning.prefetch // self.each)) if self.tuning.prefetch else 0
+
     def start(self) -> None:
-        self._want(self._first + self.prefetch)
+        if not self._inline:
+            self._want(self._first + self.prefetch)
 
     def ready(self, step: int) -> bool:
         """Whether this step can be taken without waiting."""
@@ -143,6 +174,15 @@ class Track:
 
     def take(self, step: int) -> Any:
         """The fetched rows of a step, or the error of reading them. Steps are taken in order."""
+        began = time.perf_counter()
+        rows = self._take(step)
+        now = time.perf_counter()
+        if self._last is not None:
+            self.tuning.taken(now - began, now - self._last, rows.index.size)
+        self._last = now
+        return rows
+
+    def _take(self, step: int) -> Any:
         self._let_go(step)
         if self._inline and self._claim_inline(step):
             return self._take_inline(step)
@@ -155,7 +195,7 @@ class Track:
                     self._jobs[step] = again = _Job(step)
                     self._rows[step] = again.rows = job.rows
             raise job.error
-        self._inline = self._reads_cheaply()
+        self._inline = self.tuning.caller or self._reads_cheaply()
         if not self._inline:
             self._want(step + 1 + ahead)
         return job.rows
@@ -197,6 +237,8 @@ class Track:
                     return job
                 now = time.monotonic()
                 place, since = (None, now) if job is None else job.oldest()
+                if job is not None and job.starting:
+                    began = now
                 if not said and now - began >= LATE:
                     said = True
                     log.warning("waiting for %s", _what(place, step, now - began))
@@ -226,6 +268,8 @@ class Track:
         annotate(error, place)
         again = _Job(job.step, job)
         job.thread = None
+        for mine in list(job.contexts):
+            mine.abort()
         self._jobs[job.step] = again
         if self.on_error is raise_it or place is None:
             again.done, again.error = True, error
@@ -252,16 +296,17 @@ class Track:
         if step not in self._rows:
             self._rows[step] = self.rows_of(step)
         mine = ReadContext(self.on_error, self.buffers, masked=self.masked)
+        mine.remote = self.tuning.remote
         with use_read_context(mine), self.settings(executes=self.executes):
             fetched = self.fetch(self._rows[step])
         _drop_before(step, self._rows)
         self._times.append(time.perf_counter() - begin)
-        self._inline = self._reads_cheaply(4)
+        self._inline = self.tuning.caller or self._reads_cheaply(4)
         return fetched
 
     def _reads_cheaply(self, slack: int = 1) -> bool:
         times = self._times
-        if self.timeout is not None or len(times) < _WATCHED:
+        if self.timeout is not None or not self.tuning.cheaply or len(times) < _WATCHED:
             return False
         return sorted(times)[_WATCHED // 2] < _CHEAP * slack
 
@@ -305,6 +350,7 @@ class Track:
 
     def _run(self, job: _Job) -> None:
         begin, rows, error = time.perf_counter(), job.rows, None
+        computed = time.thread_time()
         try:
             mine = WorkerReadContext(self, job)
             with use_read_context(mine), mine.settings():
@@ -312,6 +358,7 @@ class Track:
         except BaseException as caught:
             error = caught
         took = time.perf_counter() - begin
+        self.tuning.read(time.thread_time() - computed, took)
         with self.crew.lock:
             if job.thread is None:  # it was given up
                 return

@@ -40,6 +40,7 @@ from .scan.scan_epoch import scan_epoch
 
 T = TypeVar("T")
 Carry = TypeVar("Carry")
+WorkerType = Literal["thread", "process"] | None
 OnErrorOption = Literal["raise", "skip"] | Callable[[Exception], Any]
 
 
@@ -100,6 +101,7 @@ class DataLoader(Generic[T]):
         prefetch: int | None = None,
         on_error: OnErrorOption = "raise",
         timeout: float | None = None,
+        worker_type: WorkerType = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -110,6 +112,7 @@ class DataLoader(Generic[T]):
         prefetch: int | None = None,
         on_error: OnErrorOption = "raise",
         timeout: float | None = None,
+        worker_type: WorkerType = None,
     ) -> None: ...
     def __init__(
         self,
@@ -119,11 +122,12 @@ class DataLoader(Generic[T]):
         prefetch: int | None = None,
         on_error: OnErrorOption = "raise",
         timeout: float | None = None,
+        worker_type: WorkerType = None,
         **options: Any,
     ) -> None:
         refuse_misplaced(misplaced)
         refuse_options(options)
-        chosen = check_options(workers, prefetch, on_error, timeout)
+        chosen = check_options(workers, prefetch, on_error, timeout, worker_type)
         set_fields(self, running=with_service(compose(pipeline), chosen))
 
     @property

@@ -14,11 +14,13 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from ..base.errors import UsageError
 from ..base.pytree import pytree_dataclass, set_copy, static_field
 from ..base.spec import Spec
 from ..host.host_program import fetched_in_program
+from ..host.read_context import read_context
 from ..order.ordering import Order
 from ..order.rows import Rows, rows_at
 from .host_loop import Fetched, batch_by, elements_by, fetch_by
@@ -98,6 +100,9 @@ class Pipeline(Positional[T_co]):
 
     def _fetch_here(self, rows: Rows) -> Rows:
         """`_fetch` in this thread, with its own read context, which a worker has set."""
+        remote = read_context().remote
+        if remote is not None and isinstance(rows.index, np.ndarray):
+            return remote.fetch(rows)
         if not self._host_stages:
             return self.source._fetch(rows)
         return fetch_by(self.source, self._host_stages, rows, self.traits.masks_on_host)

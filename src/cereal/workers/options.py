@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from ..base.spec import Spec
 from ..host.cpus import usable_cpus
 from ..host.read_context import OnError, raise_it, read_context
 from ..pipeline.positional import Positional
+from .choosing import CALLER, Limits, Setting
 
 _MOST_AHEAD_BYTES = 256 * 2**20
 _LARGE = 1 << 20
@@ -25,6 +27,7 @@ class Options(NamedTuple):
     prefetch: int | None = None
     on_error: Any = "raise"
     timeout: float | None = None
+    worker_type: str | None = None
 
     @property
     def skips(self) -> bool:
@@ -61,31 +64,47 @@ class Options(NamedTuple):
                 stacklevel=4,
             )
 
-    def threads(self, source: Positional[Any]) -> int:
-        """How many worker threads there are, by default chosen by the loader.
+    def plan(self, source: Positional[Any]) -> Setting | Limits:
+        """Who reads; or, if the loader is to find out, what it may choose from.
 
-        None for small batches that one NumPy call reads: to pass the batch between threads takes
-        longer than to read it. One thread from 1 MB a batch on: a second one would only wait for
-        the same memory. Otherwise up to four.
+        Nobody but the caller if one NumPy call reads a small batch: to pass the batch between
+        threads takes longer than to read it.
         """
-        if self.workers is not None:
-            return self.workers
-        if not source.traits.quick or self.timeout is not None:
-            return min(4, usable_cpus())
-        return 1 if Spec(source.element_spec()).nbytes >= _LARGE else 0
+        workers, kind, cpus = self.workers, self.worker_type, usable_cpus()
+        if workers == 0:
+            return CALLER
+        if workers is not None and kind is not None:
+            return Setting("thread" if kind == "thread" else "process", workers)
+        small = Spec(source.element_spec()).nbytes < _LARGE
+        if workers is None and kind is None and self.timeout is None:
+            if source.traits.quick and small:
+                return CALLER
+        processes = kind == "process" or (
+            kind is None and os.name == "posix" and source._iterators is None
+        )
+        return Limits(
+            most=cpus if workers is None else workers,
+            first=1 if workers is None else workers,
+            cpus=cpus,
+            thread=kind != "process",
+            process=processes,
+            caller=workers is None and kind is None and self.timeout is None,
+        )
 
-    def ahead(self, source: Positional[Any], threads: int) -> int:
-        """How many batches are read ahead."""
+    def ahead(self, source: Positional[Any], count: int) -> int:
+        """How many batches are read ahead, if so many threads or processes read."""
         if self.prefetch is not None:
             return self.prefetch
-        batch = source._plan.batch
-        if source.traits.ahead:
-            return max(2, -(-source.traits.ahead // batch))
         size = Spec(source.element_spec()).nbytes
-        return max(2, min(2 * threads, _MOST_AHEAD_BYTES // max(size, 1)))
+        most = max(2, min(2 * count, _MOST_AHEAD_BYTES // max(size, 1)))
+        if source.traits.ahead:
+            return max(most, -(-source.traits.ahead // source._plan.batch))
+        return most
 
 
-def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> Options:
+def check_options(
+    workers: Any, prefetch: Any, on_error: Any, timeout: Any, worker_type: Any = None
+) -> Options:
     """The options of a DataLoader, or an error that says what they may be."""
     hint = "None leaves it to the loader"
     workers = as_optional_count(workers, "workers", "DataLoader", 0, hint=hint)
@@ -112,4 +131,24 @@ def check_options(workers: Any, prefetch: Any, on_error: Any, timeout: Any) -> O
                 "DataLoader: `timeout=` needs a worker, since reading in the caller's own thread "
                 "cannot be given up; pass `workers=1` or more."
             )
-    return Options(workers, prefetch, on_error, None if timeout is None else float(timeout))
+    _check_type(worker_type, workers)
+    seconds = None if timeout is None else float(timeout)
+    return Options(workers, prefetch, on_error, seconds, worker_type)
+
+
+def _check_type(worker_type: Any, workers: int | None) -> None:
+    if worker_type not in (None, "thread", "process"):
+        raise PipelineError(
+            f'DataLoader: `worker_type` must be "thread", "process", or None, which lets the '
+            f"loader measure which is faster, got {worker_type!r:.60}."
+        )
+    if worker_type is not None and workers == 0:
+        raise PipelineError(
+            f"DataLoader: `workers=0` reads in the caller's own thread, so there is no "
+            f"`worker_type={worker_type!r}`; pass `workers=1` or more, or leave one of them out."
+        )
+    if worker_type == "process" and os.name != "posix":
+        raise PipelineError(
+            'DataLoader: `worker_type="process"` needs Linux or macOS; use threads: '
+            '`worker_type="thread"`.'
+        )

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,11 +32,14 @@ from ..pipeline.positional import Positional
 from ..pipeline.source import Source
 from ..pipeline.walk import Walk
 from .options import Options
+from .processes.remote import program_of
 from .rows_ahead import Routes
+from .who_reads import TrackTuning, WhoReads
 
 _MOST_WALKS = 16
 _MOST_SERVED = 8
 _FIRST_SKIPS = 3
+_MOST_COUNTED = 1024
 _NOTHING = contextlib.nullcontext()
 
 
@@ -45,32 +49,46 @@ class ReadService(HostData):
     def __init__(self, source: Any, options: Options) -> None:
         super().__init__()
         self.source, self.options = source, options
-        self.threads = options.threads(source)
-        self.prefetch = options.ahead(source, self.threads)
-        self.crew = Crew(max(1, self.threads))
+        ahead = _Ahead(options, source)
+        self.who = WhoReads(options.plan(source), ahead, ahead.batches)
+        most = ahead(self.who.most)
         if source._iterators is not None:
             source._iterators.window = max(
-                source._iterators.window, 2 * self.prefetch * source._plan.batch
+                source._iterators.window, 2 * most * source._plan.batch
             )
-        self._buffers = Buffers(self.prefetch + self.threads + 4)
+        self._buffers = Buffers(ahead.batches(self.who.most))
         self._lock = threading.Lock()
         self._skips = _Skips()
         self._policy = options.policy(self._skips)
         self._walks: OrderedDict[Any, _Walk] = OrderedDict()
         self._served: OrderedDict[Any, _Answer] = OrderedDict()
-        weakref.finalize(self, self.crew.abandon)  # when the loader is gone, its threads end
+        weakref.finalize(self, self.who.abandon)  # when the loader is gone, its threads end
+        if self.who.isolated:
+            self.who.pool.payloads.payload_of(program_of(source))  # it pickles, or says why not
 
     @property
     def skipped(self) -> int:
         """How many elements were left out because of errors."""
         return self._skips.count
 
+    @property
+    def threads(self) -> int:
+        """The most threads or processes that read; 0: always the caller."""
+        return self.who.most
+
+    @property
+    def prefetch(self) -> int:
+        """How many batches are read ahead."""
+        return self.who.prefetch
+
+    @property
+    def crew(self) -> Crew:
+        """The threads."""
+        return self.who.crew
+
     def in_words(self) -> str:
         """The words about threads in the drawing of a loader."""
-        if not self.threads:
-            return "read by the caller"
-        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        return f"read by {threads}, {self.prefetch} batches ahead"
+        return self.who.in_words()
 
     def track(
         self,
@@ -80,7 +98,6 @@ class ReadService(HostData):
         *,
         remainder: Remainder | None = None,
         steps_at_once: int | None = None,
-        prefetch: int | None = None,
     ) -> Track | InlineTrack:
         """A track of the steps from a position on. The caller closes it."""
         source = without_service(source)
@@ -89,8 +106,7 @@ class ReadService(HostData):
         )
         if self.threads == 0:
             return InlineTrack(source._fetch_here, routes, ReadContext(self._policy, self._buffers))
-        prefetch = self.prefetch if prefetch is None else prefetch
-        return self.open_track(source, routes, prefetch=prefetch, total=total)
+        return self.open_track(source, routes, total=total, each=steps_at_once or 1)
 
     def open_track(self, source: Any, rows_of: Any, **options: Any) -> Track:
         """A track whose steps the crew reads; `rows_of(step)` gives the rows of a step."""
@@ -98,6 +114,7 @@ class ReadService(HostData):
             crew=self.crew,
             fetch=source._fetch_here,
             rows_of=rows_of,
+            tuning=TrackTuning(self.who, partial(program_of, source)),
             buffers=self._buffers,
             on_error=self._policy,
             timeout=self.options.timeout,
@@ -109,11 +126,13 @@ class ReadService(HostData):
         with self._lock:
             self._walks.clear()
             self._served.clear()
-        self.crew.close()
+        self.who.close()
 
     def fetch_now(self, source: Any, rows: Rows, *, in_program: bool) -> Rows:
         """Reads in the caller's thread."""
         context = ReadContext(self._policy, self._buffers, masked=in_program)
+        if self.who.isolated:
+            context.remote = self.who.reader(program_of(source))
         with use_read_context(context), jax.no_execution() if in_program else _NOTHING:
             return source._fetch_here(rows)
 
@@ -142,8 +161,7 @@ class ReadService(HostData):
                 return self._served[key], False
             walk, step = None, 0
             if words is not None and self.threads:
-                prefetch = 1 if at_once > 4 else max(1, self.prefetch)
-                walk, step, _ = self._walk("program", self.source, words, prefetch)
+                walk, step, _ = self._walk("program", self.source, words, at_once)
             self._served[key] = answer = _Answer(key, rows, walk, step)
             while len(self._served) > max(_MOST_SERVED, 2 * at_once):
                 self._served.popitem(last=False)
@@ -165,9 +183,9 @@ class ReadService(HostData):
 
     # Walks
 
-    def _walk(self, kind: str, source: Any, words: Any, prefetch: int) -> tuple[_Walk, int, Any]:
+    def _walk(self, kind: str, source: Any, words: Any, at_once: int) -> tuple[_Walk, int, Any]:
         """The walk whose next step is at this position, or a new walk; the number of that step; and
-        the words after it. Called with the lock held."""
+        the words after it. `at_once`: walks that the caller has. Called with the lock held."""
         leaves = tuple(id(leaf) for leaf in jax.tree.leaves(source)) if kind == "python" else ()
         walk = self._walks.pop((kind, leaves, _bytes(words)), None)
         if walk is not None and not walk.settings.are_here():  # it belongs to another caller
@@ -175,7 +193,7 @@ class ReadService(HostData):
                 walk.close()
             walk = None
         if walk is None:
-            walk = _Walk(source, words, prefetch, in_program=kind == "program")
+            walk = _Walk(source, words, at_once, in_program=kind == "program")
         step, following = walk.following()
         replaced = self._walks.pop((kind, leaves, _bytes(following)), None)
         self._walks[kind, leaves, _bytes(following)] = walk
@@ -212,7 +230,7 @@ class ReadService(HostData):
         """
         words, source = to_host(words), without_service(source)
         with self._lock:
-            walk, step, following = self._walk("python", source, words, self.prefetch)
+            walk, step, following = self._walk("python", source, words, 1)
         fetched = self._take(walk, step, None)
         if fetched is None:
             rows, _ = routed_rows(source, words, 1)
@@ -238,6 +256,20 @@ def without_service(source: Positional[Any]) -> Any:
     if not isinstance(source, Pipeline):
         return run_by(source, None)
     return source if source.service is None else source._without_service
+
+
+class _Ahead:
+    """How many batches are read ahead. (Threads hold it, so it must not hold the data.)"""
+
+    def __init__(self, options: Options, source: Any) -> None:
+        self._known = [options.ahead(source, count) for count in range(_MOST_COUNTED + 1)]
+
+    def __call__(self, count: int) -> int:
+        return self._known[min(count, _MOST_COUNTED)]
+
+    def batches(self, count: int) -> int:
+        """How many batches exist at once: read ahead, being read, and with the user."""
+        return self(count) + count + 4
 
 
 class _Answer(Future[Rows]):
@@ -268,9 +300,12 @@ class _Skips:
 class _Walk:
     """A sequence of positions that follow each other, as a program or a loop asks for them."""
 
-    def __init__(self, source: Any, words: Any, prefetch: int, *, in_program: bool) -> None:
+    _FEWER = 1 << 30  # of many walks at once, each reads one step ahead
+
+    def __init__(self, source: Any, words: Any, at_once: int, *, in_program: bool) -> None:
         self._source, self._steps = source, Walk.starting(source._plan, words)
-        self._asked, self._prefetch, self._in_program = 0, prefetch, in_program
+        self._asked, self._in_program = 0, in_program
+        self._each = self._FEWER if at_once > 4 else 1
         self._lock = threading.Lock()
         self._routes = Routes(source, np.asarray(words), compiled=not in_program)
         self._rows: dict[int, Any] = {}
@@ -298,7 +333,7 @@ class _Walk:
                 self._track = service.open_track(
                     self._source,
                     self._rows_of,
-                    prefetch=self._prefetch,
+                    each=self._each,
                     masked=self._in_program,
                     executes=not self._in_program,
                 )

@@ -83,5 +83,4 @@ def _track(source: Any, words: Any, count: int, each: int, remainder: Remainder 
         count,
         remainder=remainder,
         steps_at_once=each,
-        prefetch=max(1, -(-service.prefetch // each)),
     )

@@ -1,0 +1,204 @@
+"""Chooses who reads: the caller, threads or processes, and how many; by trying them.
+
+    batches taken    ......|============|......|============|......|=====
+    setting          1 thread           2 threads           2 processes ...
+                     skip: they were    measure: elements a second
+                     read before
+
+A setting is measured only while the loop waits for batches: if it does not, reading is fast enough,
+and nothing changes. The first batches of a loop are enough to settle. No choice changes a batch.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from collections.abc import Generator
+from typing import Literal, NamedTuple
+
+Kind = Literal["caller", "thread", "process"]
+
+_LEAST_SECONDS = 0.1  # of a measurement
+_LEAST_TAKEN = 8
+_STARVED = 0.1  # the part of the time that a loop must wait for batches, to be measured
+_BETTER = 1.1  # how much faster a setting must be, to be worth more threads or processes
+_AS_GOOD = 0.97
+_WORTH_A_PROCESS = 2e-4  # seconds of reading a step; sending it to a process costs half of it
+_COMPUTES = 0.5  # the part of its time for which a thread must compute, for processes to be tried
+
+
+class Setting(NamedTuple):
+    """Who reads."""
+
+    kind: Kind
+    count: int
+
+    def __str__(self) -> str:
+        if self.kind == "caller":
+            return "the caller"
+        word = "thread" if self.kind == "thread" else "process"
+        plural = "" if self.count == 1 else "s" if self.kind == "thread" else "es"
+        return f"{self.count} {word}{plural}"
+
+
+CALLER = Setting("caller", 0)
+
+
+class Limits(NamedTuple):
+    """What may be chosen."""
+
+    most: int  # threads or processes
+    first: int  # threads to begin with
+    cpus: int
+    thread: bool = True
+    process: bool = True
+    caller: bool = True
+
+
+class Chooser:
+    """Measures settings one after another, and settles on the best."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.settled = False
+        self.rates: dict[Setting, float] = {}
+        self._lock = threading.Lock()
+        self._computed = self._read = 0.0  # seconds of CPU, and of wall time, of steps read so far
+        self._steps = 0
+        self._search = self._settings()
+        self.now: Setting = next(self._search)
+        self.pending: Setting | None = None  # a setting whose processes are being started
+        self._restart(0)
+
+    # What others tell
+
+    def read(self, computed: float, wall: float) -> None:
+        """A thread has read a step: its seconds of CPU and of wall time."""
+        if self.settled or self.now.kind == "process":
+            return
+        with self._lock:
+            self._computed += computed
+            self._read += wall
+            self._steps += 1
+
+    def taken(self, waited: float, since_last: float, elements: int, ahead: int) -> bool:
+        """The loop has taken a step, and waited for it; whether the setting has changed now."""
+        if self.settled or self.pending is not None:
+            return False
+        with self._lock:
+            if self._skip > 0:
+                self._skip -= 1
+                return False
+            self._taken += 1
+            self._waited += waited
+            self._seconds += since_last
+            self._elements += elements
+            if self._taken < max(_LEAST_TAKEN, 2 * self.now.count):
+                return False
+            if self._seconds < _LEAST_SECONDS:
+                return False
+            if self._waited < _STARVED * self._seconds:  # reading is fast enough
+                self._restart(0)
+                return False
+            return self._advance(self._elements / self._seconds, ahead)
+
+    def started(self, ahead: int) -> None:
+        """The processes of the pending setting are ready."""
+        with self._lock:
+            assert self.pending is not None
+            self.now, self.pending = self.pending, None
+            self._restart(ahead)
+
+    def refused(self) -> None:
+        """The pending setting cannot be: the pipeline does not go into processes."""
+        with self._lock:
+            self.pending = None
+            self._go(0.0, 0)
+
+    # Measuring
+
+    def _restart(self, ahead: int) -> None:
+        self._skip = ahead + 1  # these were read under the setting before
+        self._taken, self._elements = 0, 0
+        self._seconds = self._waited = 0.0
+
+    def _advance(self, rate: float, ahead: int) -> bool:
+        before = self.now
+        self.rates[before] = rate
+        self._go(rate, ahead)
+        return self.now != before or self.pending is not None
+
+    def _go(self, rate: float, ahead: int) -> None:
+        try:
+            setting = self._search.send(rate)
+        except StopIteration as end:
+            self.now, self.settled = end.value, True
+            return
+        if setting.kind == "process" and self.now.kind != "process":
+            self.pending = setting
+        else:
+            self.now = setting
+            self._restart(ahead)
+
+    # The search: it yields a setting to measure, and is sent its rate
+
+    def _settings(self) -> Generator[Setting, float, Setting]:
+        limits = self.limits
+        best: Setting = CALLER
+        rate = 0.0
+        if limits.thread:
+            best, rate = yield from self._threads()
+        if limits.process and (not limits.thread or self._worth_processes(rate)):
+            best, rate = yield from self._processes(best, rate)
+        return best
+
+    def _threads(self) -> Generator[Setting, float, tuple[Setting, float]]:
+        limits, best = self.limits, Setting("thread", self.limits.first)
+        rate = yield best
+        if best.count > 1:  # the user named a number: is one thread as good?
+            one = yield Setting("thread", 1)
+            if one > _AS_GOOD * rate:
+                best, rate = Setting("thread", 1), one
+        else:
+            while best.count < limits.most:
+                more = Setting("thread", min(2 * best.count, limits.most))
+                faster = yield more
+                if faster < _BETTER * rate:
+                    break
+                best, rate = more, faster
+        if limits.caller and best.count == 1 and self._computing > _COMPUTES:
+            here = yield CALLER
+            if here > rate:
+                best, rate = CALLER, here
+        return best, rate
+
+    def _processes(
+        self, best: Setting, rate: float
+    ) -> Generator[Setting, float, tuple[Setting, float]]:
+        count = max(1, min(self.limits.most, self.limits.cpus))
+        all_of_them = yield Setting("process", count)
+        if all_of_them < _BETTER * rate:
+            return best, rate
+        best, rate = Setting("process", count), all_of_them
+        while count > 2:
+            count = -(-count // 2)
+            fewer = yield Setting("process", count)
+            if fewer < _AS_GOOD * rate:
+                break
+            best, rate = Setting("process", count), max(rate, fewer)
+        return best, rate
+
+    @property
+    def _computing(self) -> float:
+        """The part of their time for which threads compute; the rest they wait."""
+        return self._computed / self._read if self._read else 1.0
+
+    def _worth_processes(self, rate: float) -> bool:
+        """Whether processes could be faster than the best setting of threads."""
+        count = min(self.limits.most, self.limits.cpus)
+        if count < 2 or not self._steps or self._computed / self._steps < _WORTH_A_PROCESS:
+            return False
+        one = self.rates.get(Setting("thread", 1), 0.0)
+        return count * one > _BETTER * rate
+
+

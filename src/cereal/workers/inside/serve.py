@@ -1,0 +1,147 @@
+"""The loop of a worker process: it waits for a step, reads it into shared memory, and says so.
+
+    loader                              worker
+    ("program", pickled, arrays)   ->                 the host part of the pipeline
+                                   <-  ("ready",)
+    ("read", Job)                  ->                 reads, and writes into the memory of the batch
+                                   <-  ("failed", lane, place, error)     only if `on_error` may skip
+    ("use", value) or ("skip",)    ->
+                                   <-  ("done", keep, how)   or   ("raised", place, error)
+
+The process ends when its loader does: the loader holds the other end of the pipe `life`, and the
+kernel sends SIGKILL when that end is closed, whatever the process is doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .channel import Channel, ClosedError
+from .errors_across import packed, unpacked
+from .layout import Leaf, size_of, views
+from .process_context import ProcessContext, Unwind, memory_of
+from .shared_memory import map_part
+
+STATUS = 64  # bytes: which lane is being read, since when, in which stage
+IDLE = -1.0
+
+
+class Job(NamedTuple):
+    """What to read: some of the `count` steps, or elements, of a batch."""
+
+    rows: Any  # with one axis before those of a step
+    begin: int  # the first of them
+    count: int  # of the whole batch
+    memory: tuple[int, int] | None  # a part of the shared file; None: the answer is sent back
+    masked: bool
+    asks: bool  # whether `on_error` decides about errors
+    hung: dict[tuple[int, int], Any]  # elements that must not be tried again: their errors
+    wide: bool  # whether JAX has 64-bit types
+    errstate: dict[str, Any]
+    given: Any  # the elements, if the loader has read them already
+
+
+class Done(NamedTuple):
+    """How a step was read."""
+
+    keep: np.ndarray | None
+    sent: bool  # the arrays follow; otherwise they are in the memory
+
+
+def serve(end: int, life: int, memory: int) -> None:
+    """Serves a loader until it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the loader
+    _end_with(life)
+    channel = Channel(socket.socket(fileno=end))
+    worker = _Worker(channel, memory)
+    with contextlib.suppress(ClosedError):
+        while True:
+            kind, *message = channel.receive()
+            getattr(worker, kind)(*message)
+
+
+def _end_with(life: int) -> None:
+    """This process ends when nobody holds the other end of this pipe."""
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined]
+        flags = fcntl.fcntl(life, fcntl.F_GETFL)
+        fcntl.fcntl(life, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+    def wait() -> None:  # where the kernel sends no such signal, or the pipe was closed before
+        with contextlib.suppress(OSError):
+            os.read(life, 1)
+        os._exit(0)
+
+    threading.Thread(target=wait, name="cereal-life", daemon=True).start()
+
+
+class _Worker:
+    """Answers messages; a method for each kind."""
+
+    def __init__(self, channel: Channel, memory: int) -> None:
+        self._channel, self._file = channel, memory
+        self._program: Any = None
+        self._leaves: tuple[Leaf, ...] = ()
+        self._status: Any = None
+        self._mapped: dict[tuple[int, int], np.ndarray] = {}
+
+    def hello(self, path: list[str], status: int) -> None:
+        sys.path[:] = path
+        self._status = memoryview(map_part(self._file, status, STATUS)).cast("d")
+
+    def program(self, body: bytes, parts: list[tuple[int, int]]) -> None:
+        self._program = None
+        try:
+            arrays = [memory_of(map_part(self._file, *part, private=True)) for part in parts]
+            self._program = pickle.loads(body, buffers=arrays)
+            self._leaves = self._program.leaves
+        except BaseException as error:
+            self._channel.send(("broken", packed(error)))
+        else:
+            self._channel.send(("ready",))
+
+    def read(self, job: Job) -> None:
+        hung = {at: unpacked(error) for at, error in job.hung.items()}
+        context = ProcessContext(self._channel, self._status, job, hung)
+        try:
+            rooms, mapped = self._rooms(job)
+            with np.errstate(**job.errstate):
+                keep = context.run(self._program, job.rows, rooms)
+        except Unwind:
+            return
+        except ClosedError:
+            raise
+        except BaseException as error:
+            self._channel.send(("raised", context.place(), packed(error)))
+            return
+        finally:
+            self._status[0] = IDLE
+        self._channel.send(("done", Done(keep, not mapped)))
+        if not mapped:
+            for room in rooms:
+                self._channel.send_array(room)
+
+    def _rooms(self, job: Job) -> tuple[list[np.ndarray], bool]:
+        """Where to write each array, and whether the loader sees it there."""
+        n = len(job.rows.index)
+        if job.memory is not None:
+            with contextlib.suppress(OSError):  # no memory, or no right to map more
+                found = self._mapped.get(job.memory)
+                if found is None:
+                    found = self._mapped[job.memory] = map_part(self._file, *job.memory)
+                whole = views(found, self._leaves, job.count)
+                return [room[job.begin : job.begin + n] for room in whole], True
+        own = np.empty(size_of(self._leaves, n), np.uint8)
+        return views(own, self._leaves, n), False

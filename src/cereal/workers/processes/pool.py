@@ -1,0 +1,212 @@
+"""The worker processes of a loader: started when needed, lent to threads, ended with the loader."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from typing import Any
+
+from ...base.errors import CerealError
+from ..inside.channel import ClosedError
+from .payload import Payload, Payloads
+from .process import WorkerProcess
+from .slots import Slots
+
+_MOST_TRIES = 3  # processes that may end before they are ready, one after another
+_pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
+
+
+class PoolClosedError(CerealError, RuntimeError):
+    """The loader was closed while a worker process read for it."""
+
+    def __init__(self) -> None:
+        super().__init__("the loader was closed while it read; make a new iterator.")
+
+
+class ProcessPool:
+    """Up to `size` processes."""
+
+    def __init__(self, size: int, batches: int) -> None:
+        self.size = size
+        self.slots = Slots(batches)
+        self.payloads = Payloads(self.slots)
+        self._free = threading.Condition()
+        self._idle: list[WorkerProcess] = []
+        self._busy: set[WorkerProcess] = set()
+        self._starting = 0
+        self._failed = 0
+        self._era = 0  # counts how often it was closed
+        self._life: tuple[int, int] | None = None
+        self.short = False  # whether there was no shared memory for a batch
+        self._owner = os.getpid()
+        _pools.add(self)
+
+    def start(self, payload: Payload, *, wait: bool = False) -> None:
+        """Begins to start processes in the background, so that they are ready when needed.
+
+        `wait`: until they are ready, or one of them has said why it will not be.
+        """
+        with self._free:
+            missing = self.size - len(self._idle) - len(self._busy) - self._starting
+            era = self._era
+            self._starting += max(0, missing)
+        name, found = "cereal-process-start", []
+        threads = [
+            threading.Thread(
+                target=self._start, args=(payload, era, found), name=name, daemon=True
+            )
+            for _ in range(missing)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads if wait else ():
+            thread.join()
+        if wait and found:
+            raise found[0]
+
+    def _start(self, payload: Payload, era: int, found: list[Exception]) -> None:
+        made = None
+        try:
+            made = self._new()
+            made.give(payload)
+            with self._free:
+                if era == self._era:
+                    self._idle.append(made)
+                    made, self._failed = None, 0
+        except Exception as error:  # whoever needs a process tries again, and says what is wrong
+            found.append(error)
+        finally:
+            if made is not None:
+                made.end(busy=True)
+            with self._free:
+                self._starting -= 1
+                self._free.notify_all()
+
+    def borrow(self, payload: Payload) -> WorkerProcess:
+        """A process that has this program; the caller gives it back, or says that it is lost."""
+        while True:
+            process = self._take()
+            try:
+                process.give(payload)
+            except ClosedError:
+                started = process.ready
+                how = self.lost(process)
+                with self._free:
+                    self._failed += not started
+                    failed = self._failed
+                if failed >= _MOST_TRIES:
+                    raise CerealError(
+                        f"worker processes end {how} as soon as they are started; what they print "
+                        f'says why. Or let threads read: `DataLoader(..., worker_type="thread")`.'
+                    ) from None
+                continue
+            except BaseException:
+                self.give_back(process)
+                raise
+            self._failed = 0
+            return process
+
+    def _take(self) -> WorkerProcess:
+        with self._free:
+            era = self._era
+            while True:
+                while self._idle:
+                    process = self._idle.pop()
+                    if process.lives():
+                        self._busy.add(process)
+                        return process
+                    process.end(busy=True)
+                if len(self._busy) + self._starting < self.size:
+                    self._starting += 1
+                    break
+                self._free.wait()
+                if era != self._era:
+                    raise PoolClosedError
+        made = None
+        try:
+            made = self._new()
+        finally:
+            with self._free:
+                self._starting -= 1
+                if made is not None and era == self._era:
+                    self._busy.add(made)
+                else:
+                    self._free.notify()
+        if era != self._era:
+            made.end(busy=True)
+            raise PoolClosedError
+        return made
+
+    def _new(self) -> WorkerProcess:
+        with self._free:
+            if self._life is None:
+                self._life = os.pipe()
+            read = self._life[0]
+        return WorkerProcess(self.slots, read)
+
+    def give_back(self, process: WorkerProcess) -> None:
+        with self._free:
+            if process in self._busy:
+                self._busy.discard(process)
+                self._idle.append(process)
+                self._free.notify()
+
+    def lost(self, process: WorkerProcess, *, kill: bool = False) -> str:
+        """A process has ended, or must end; says how."""
+        with self._free:
+            self._busy.discard(process)
+        how = process.end(busy=kill)
+        with self._free:
+            self._free.notify()
+        return how
+
+    def close(self) -> None:
+        """Ends all processes; later calls start new ones."""
+        if os.getpid() != self._owner:
+            return
+        with self._free:
+            self._era += 1
+            idle, busy, life = self._idle, self._busy, self._life
+            self._idle, self._busy, self._life = [], set(), None
+            self._free.notify_all()
+        for process in busy:
+            process.kill()
+        for process in idle:
+            process.channel.close()
+        for process in [*busy, *idle]:
+            with contextlib.suppress(Exception):
+                process.end(busy=False)
+        end = time.monotonic() + 1.0
+        while self._starting and time.monotonic() < end:
+            time.sleep(0.005)
+        for descriptor in life or ():
+            os.close(descriptor)
+
+    def forget(self) -> None:
+        """After a fork, in the child: the processes are the parent's."""
+        self._free = threading.Condition()
+        for process in [*self._idle, *self._busy]:
+            process.forget()
+        for descriptor in self._life or ():
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self._idle, self._busy, self._life = [], set(), None
+        self._starting, self._era, self._owner = 0, self._era + 1, os.getpid()
+
+
+def _forget_all() -> None:
+    for pool in list(_pools):
+        pool.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+def close_all(pools: Any = _pools) -> None:
+    """At the end of the process."""
+    for pool in list(pools):
+        pool.close()

@@ -1,0 +1,128 @@
+"""One worker process, as the loader sees it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...base.errors import CerealError, PipelineError, in_one_line
+from ..inside import serve, start
+from ..inside.channel import Channel, ClosedError
+from ..inside.errors_across import unpacked
+from .payload import Payload
+from .slots import Slots
+
+_NO_DEVICES = {
+    "JAX_PLATFORMS": "cpu",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "HIP_VISIBLE_DEVICES": "-1",
+    "ROCR_VISIBLE_DEVICES": "-1",
+    "TPU_VISIBLE_CHIPS": "",
+}
+_LAST = 1.0  # seconds that an idle process has to end by itself
+
+
+class DiedError(CerealError, RuntimeError):
+    """A worker process ended while it was needed."""
+
+
+class WorkerProcess:
+    """A process that reads for a loader. One thread talks to it at a time."""
+
+    def __init__(self, slots: Slots, life: int) -> None:
+        self._slot = slots.keep(serve.STATUS)
+        self.status = self._slot.memory[: serve.STATUS].view(np.float64)
+        self.status[:] = serve.IDLE
+        self.known: Payload | None = None
+        self.ready = False
+        self._lock = threading.Lock()
+        ours, theirs = socket.socketpair()
+        descriptors = (theirs.fileno(), life, slots.file)
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        try:
+            with theirs:
+                self._popen = subprocess.Popen(
+                    [sys.executable, *flags, "-P", str(Path(start.__file__)), *map(str, descriptors)],
+                    pass_fds=descriptors,
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, **_NO_DEVICES},
+                    process_group=0,  # so that Ctrl-C does not reach it
+                )
+        except BaseException:
+            ours.close()
+            raise
+        self.channel = Channel(ours)
+        self.pid = self._popen.pid
+        self._send_first()
+
+    def _send_first(self) -> None:
+        self.channel.send(("hello", [*sys.path], self._slot.part[0]))
+
+    def give(self, payload: Payload) -> None:
+        """Sends the program, if the process does not have it."""
+        if self.known is payload:
+            return
+        self.channel.send(("program", payload.body, payload.parts))
+        kind, *answer = self.channel.receive()
+        if kind == "broken":
+            error = unpacked(answer[0])
+            raise PipelineError(
+                f"a worker process cannot load the pipeline: {in_one_line(error)}; make what it "
+                f"needs importable there, or let threads read: `DataLoader(..., "
+                f'worker_type="thread")`.'
+            ) from error
+        self.known, self.ready = payload, True
+
+    @property
+    def place(self) -> tuple[int, float, int]:
+        """The lane that it reads (-1: none), since when, and the number of the stage."""
+        lane, since, stage = self.status[:3].tolist()
+        return int(lane), since, int(stage)
+
+    def lives(self) -> bool:
+        with self._lock:
+            return self._popen.poll() is None
+
+    def kill(self) -> None:
+        """Ends it at once, whatever it does."""
+        with self._lock:
+            if self._popen.returncode is None:
+                self._popen.kill()
+
+    def end(self, *, busy: bool) -> str:
+        """Ends it and waits for its end; says how it ended. An idle one ends by itself."""
+        if busy:
+            self.kill()
+        self.channel.close()
+        with self._lock:
+            try:
+                self._popen.wait(_LAST)
+            except subprocess.TimeoutExpired:
+                self._popen.kill()
+                self._popen.wait()
+            return _in_words(self._popen.returncode)
+
+    def forget(self) -> None:
+        """After a fork: this copy of the loader has no business with the process."""
+        self.channel.close()
+        self._popen.returncode = 0  # the destructor must not wait for it
+
+
+def _in_words(code: int) -> str:
+    if code >= 0:
+        return f"with exit code {code}"
+    try:
+        return f"by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"by signal {-code}"
+
+
+__all__ = ["ClosedError", "DiedError", "WorkerProcess"]

@@ -1,0 +1,175 @@
+"""Applies what was chosen to the threads and processes of a loader.
+
+    Chooser      decides, from what is measured
+    WhoReads     changes the crew and the pool of the loader accordingly
+    TrackTuning  is what one track asks: who reads its steps, and how many ahead
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ..base.errors import CerealError
+from ..host.crew import Crew
+from ..host.tuning import Tuning
+from .choosing import CALLER, Chooser, Limits, Setting
+from .processes.payload import TooLargeError
+from .processes.pool import ProcessPool
+from .processes.remote import RemoteReader
+
+log = logging.getLogger("cereal")
+
+
+class WhoReads:
+    """Who reads for a loader. (Threads hold it, so it must not hold the loader.)"""
+
+    def __init__(
+        self, plan: Setting | Limits, ahead: Callable[[int], int], batches: Callable[[int], int]
+    ) -> None:
+        self.chooser = Chooser(plan) if isinstance(plan, Limits) else None
+        self._fixed = plan if isinstance(plan, Setting) else CALLER
+        self.most = plan.count if isinstance(plan, Setting) else plan.most
+        self._ahead, self._batches = ahead, batches
+        self.crew = Crew(max(1, self.setting.count))
+        self._pool: ProcessPool | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def setting(self) -> Setting:
+        """Who reads now."""
+        return self._fixed if self.chooser is None else self.chooser.now
+
+    @property
+    def threads(self) -> int:
+        """The most threads or processes that may read; 0: always the caller."""
+        return self.most
+
+    @property
+    def prefetch(self) -> int:
+        """How many steps are read ahead."""
+        return self._ahead(self.setting.count)
+
+    @property
+    def isolated(self) -> bool:
+        """Whether the user asked for processes: then nothing is read in this one."""
+        return self.chooser is None and self._fixed.kind == "process"
+
+    def in_words(self) -> str:
+        """The words in the drawing of a loader."""
+        setting, chooser = self.setting, self.chooser
+        if setting.kind == "caller" and (chooser is None or chooser.settled):
+            return "read by the caller" + (", as measured" if chooser else "")
+        ahead = f"{self.prefetch} batches ahead"
+        if chooser is None:
+            return f"read by {setting}, {ahead}"
+        if chooser.settled:
+            return f"read by {setting}, as measured, {ahead}"
+        return f"read by {setting}, {ahead}, until others are measured"
+
+    # Processes
+
+    @property
+    def pool(self) -> ProcessPool:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ProcessPool(self.most, self._batches(self.most))
+            return self._pool
+
+    def reader(self, program: Any, *, willingly: bool = False) -> RemoteReader:
+        """What reads the steps of this program in processes."""
+        return RemoteReader(self.pool, program, willingly=willingly)
+
+    def close(self) -> None:
+        self.crew.close()
+        if self._pool is not None:
+            self._pool.close()
+
+    def abandon(self) -> None:
+        """`close` for the garbage collector."""
+        self.crew.abandon()
+        if self._pool is not None:
+            self._pool.close()
+
+    # Measuring
+
+    def taken(self, tuning: TrackTuning, waited: float, since: float, elements: int) -> None:
+        chooser = self.chooser
+        if chooser is None or chooser.settled:
+            return
+        if chooser.taken(waited, since, elements, self.prefetch):
+            self._apply(tuning)
+
+    def _apply(self, tuning: TrackTuning) -> None:
+        chooser = self.chooser
+        assert chooser is not None
+        if chooser.pending is not None:
+            name = "cereal-processes"
+            start = threading.Thread(target=self._start, args=(tuning,), name=name, daemon=True)
+            start.start()
+            return
+        self._resize()
+        if chooser.settled:
+            log.info("settled: %s", self.in_words())
+            if chooser.now.kind != "process" and self._pool is not None:
+                self._pool.close()
+
+    def _resize(self) -> None:
+        with self.crew.lock:
+            self.crew.resize(max(1, self.setting.count))
+        if self._pool is not None:
+            self._pool.size = max(1, self.setting.count)
+
+    def _start(self, tuning: TrackTuning) -> None:
+        """Starts the processes of the pending setting, in a thread of its own."""
+        chooser = self.chooser
+        assert chooser is not None
+        assert chooser.pending is not None
+        try:
+            self.pool.size = chooser.pending.count
+            tuning.make_reader(willingly=True).start(wait=True)
+        except (CerealError, OSError, TooLargeError) as error:
+            log.info("processes are not tried: %s", error)
+            chooser.refused()
+        else:
+            chooser.started(self.prefetch)
+        self._resize()
+
+
+class TrackTuning(Tuning):
+    """Who reads the steps of one track."""
+
+    def __init__(self, who: WhoReads, program_of: Callable[[], Any]) -> None:
+        self._who, self._program_of = who, program_of
+        self._reader: RemoteReader | None = None
+        self._lock = threading.Lock()
+        self.cheaply = not who.isolated
+        if who.setting.kind == "process":
+            self.make_reader().start()
+
+    def make_reader(self, *, willingly: bool = False) -> RemoteReader:
+        with self._lock:
+            if self._reader is None:
+                self._reader = self._who.reader(self._program_of(), willingly=willingly)
+            return self._reader
+
+    @property
+    def remote(self) -> Any:  # type: ignore[override]
+        return self.make_reader() if self._who.setting.kind == "process" else None
+
+    @property
+    def caller(self) -> bool:  # type: ignore[override]
+        return self._who.setting.kind == "caller"
+
+    @property
+    def prefetch(self) -> int:  # type: ignore[override]
+        return self._who.prefetch
+
+    def read(self, computed: float, wall: float) -> None:
+        if self._who.chooser is not None:
+            self._who.chooser.read(computed, wall)
+
+    def taken(self, waited: float, since_last: float, elements: int) -> None:
+        self._who.taken(self, waited, since_last, elements)
