@@ -6,6 +6,7 @@ Nothing here imports JAX, so that a process which is sent one of these functions
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable
 from functools import cache
@@ -32,7 +33,7 @@ class Spin:
 
 
 def calibrated_spin(seconds: float) -> Spin:
-    """The arithmetic that takes so long here, when nothing else runs."""
+    """The arithmetic that takes so long here, by the median of half a second."""
     some = Spin(2000)
 
     def once() -> float:
@@ -40,7 +41,8 @@ def calibrated_spin(seconds: float) -> Spin:
         some(1)
         return time.perf_counter() - begin
 
-    return Spin(max(1, round(some.rounds * seconds / min(once() for _ in range(200)))))
+    taken = statistics.median(once() for _ in range(2000))
+    return Spin(max(1, round(some.rounds * seconds / taken)))
 
 
 class SpinOnBatch:
