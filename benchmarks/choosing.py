@@ -5,7 +5,7 @@
     photos   JPEG files, decoded and resized to 224 x 224 by Pillow, 32 a batch
     memmap   rows of 3,072 bytes of a memory map, shuffled, 8,192 a batch
     python   a Python function of 100 µs an element, which holds the interpreter lock, 32 a batch
-    quick    a Python function of 2 µs an element, 256 a batch
+    light    a Python function of 2 µs an element, 256 a batch
     rows     rows of a Hugging Face dataset with four columns, 64 a batch
 
 The fixed settings are `workers=0`, and 1, 2, 4, ... threads and processes. Each loader is used for
@@ -126,7 +126,7 @@ CASES: dict[str, Callable[[Path, argparse.Namespace], Case]] = {
     "photos": photos_case,
     "memmap": memmap_case,
     "python": python_case(100e-6, 32),
-    "quick": python_case(2e-6, 256),
+    "light": python_case(2e-6, 256),
     "rows": rows_case,
 }
 
