@@ -14,7 +14,7 @@ TORCH ?= torch==2.13.0
 COUNT ?=
 MINUTES ?=
 SEED ?= 0
-.PHONY: help install demo test units slow fuzz elastic test-bridges tutorial lint types bench clean
+.PHONY: help install demo test units slow fuzz soak elastic test-bridges tutorial lint types bench clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -51,6 +51,9 @@ slow: $(INSTALLED) ## The tests that take long: processes, devices, interrupts, 
 
 fuzz: $(INSTALLED) ## Random pipelines against a NumPy reference: make fuzz MINUTES=5 SEED=0, or COUNT=1
 	$(BIN)/python -m tests.fuzz --seed $(SEED) $(if $(COUNT),--count $(COUNT)) $(if $(MINUTES),--minutes $(MINUTES))
+
+soak: $(INSTALLED) ## Worker processes are killed at random: make soak MINUTES=10
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) --seed $(SEED)
 
 elastic: $(INSTALLED) ## One digest for every number of workers, batches ahead, way to run and restart
 	$(BIN)/python benchmarks/digest.py --all

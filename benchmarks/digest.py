@@ -1,11 +1,11 @@
 """One digest for every way to run a pipeline: the promise of the library, in one number.
 
-    python benchmarks/digest.py          six cells, as `make test` runs them
+    python benchmarks/digest.py          nine cells, as `make test` runs them
     python benchmarks/digest.py --all    all cells, as `make elastic` runs them
 
 SHA-256 over the first 300 batches of a pipeline with random integers added on the host and in JAX.
-A cell is a number of workers, a number of batches read ahead, a way to run it, and restarts at
-random steps or none; every cell must print the digest below. It is the same on every machine and
+A cell is a number of workers, threads or processes, a number of batches read ahead, a way to run it,
+and restarts at random steps or none; every cell must print the digest below. It is the same on every machine and
 with every version of JAX: a change of it is a breaking change.
 """
 
@@ -44,6 +44,7 @@ class Cell(NamedTuple):
     prefetch: int
     way: str
     restarts: int
+    kind: str = "thread"
 
 
 def read(index: int) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class Flip:
         return {**element, "x": element["x"] ^ 1}
 
 
-def make_loader(workers: int, prefetch: int) -> DataLoader[Any]:
+def make_loader(workers: int, prefetch: int, kind: Any = None) -> DataLoader[Any]:
     return DataLoader(
         [
             DiskSampleSource(length=LENGTH, sample_fn=read, ordering="shuffle"),
@@ -82,6 +83,7 @@ def make_loader(workers: int, prefetch: int) -> DataLoader[Any]:
         ],
         workers=workers,
         prefetch=prefetch,
+        worker_type=kind if workers else None,
     )
 
 
@@ -131,7 +133,7 @@ def digest(cell: Cell) -> str:
     words: Any = None
     for number, steps in enumerate(pieces(cell.restarts, seed=cell.workers + cell.prefetch)):
         if number == 0 or cell.restarts:  # a restart: nothing is left but the state's words
-            loader = make_loader(cell.workers, cell.prefetch)
+            loader = make_loader(cell.workers, cell.prefetch, cell.kind)
         state = loader.init_state(KEY)
         if words is not None:
             state = state.replaced(jnp.asarray(words))
@@ -146,10 +148,12 @@ def digest(cell: Cell) -> str:
 
 
 def all_cells() -> list[Cell]:
-    return [Cell(*each) for each in itertools.product((0, 1, 4), (0, 1, 16), WAYS, (0, 3))]
+    threads = itertools.product((0, 1, 4), (0, 1, 16), WAYS, (0, 3))
+    processes = itertools.product((1, 2, 4), (1, 16), WAYS, (0, 3), ("process",))
+    return [Cell(*each) for each in (*threads, *processes)]
 
 
-def six_cells() -> list[Cell]:
+def few_cells() -> list[Cell]:
     """Each value of everything, in every way."""
     return [
         Cell(0, 0, "iterate", 0),
@@ -158,6 +162,9 @@ def six_cells() -> list[Cell]:
         Cell(4, 1, "next_batch", 3),
         Cell(1, 16, "scan_epoch", 0),
         Cell(4, 0, "scan_epoch", 3),
+        Cell(2, 16, "iterate", 3, "process"),
+        Cell(1, 1, "scan_epoch", 0, "process"),
+        Cell(4, 1, "next_batch", 0, "process"),
     ]
 
 
@@ -165,7 +172,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="all cells")
     wrong = 0
-    for cell in all_cells() if parser.parse_args().all else six_cells():
+    for cell in all_cells() if parser.parse_args().all else few_cells():
         begin = time.perf_counter()
         result = digest(cell)
         wrong += result != GOLDEN

@@ -17,7 +17,7 @@ import cereal
 from cereal import BatchTransform, DataLoader, HostMapTransform, MapTransform, MemmapSource
 from cereal.host.cpus import usable_cpus
 
-SOME = min(4, usable_cpus())
+SOME = usable_cpus()
 
 
 def named(names: set[str]) -> Any:
@@ -60,10 +60,16 @@ def test_a_memmap_alone_has_no_workers_and_with_a_host_stage_it_has(tmp_path: Pa
     assert not workers()
 
 
-def test_other_sources_have_as_many_workers_as_there_are_processors_up_to_four() -> None:
+def test_other_sources_begin_with_one_thread_and_may_have_one_worker_per_processor() -> None:
     loader = loader_of(lambda i: i)
-    assert loader.running.service.threads == SOME  # type: ignore[attr-defined]
-    assert f"{SOME} thread" in repr(loader)
+    assert loader.running.service.threads == usable_cpus()  # type: ignore[attr-defined]
+    assert "read by 1 thread, 16 batches ahead, until others are measured" in repr(loader)
+
+
+def test_a_number_of_workers_is_the_most_and_a_type_makes_it_exact() -> None:
+    assert "2 threads, 16 batches ahead, until" in repr(loader_of(lambda i: i, workers=2))
+    exact = loader_of(lambda i: i, workers=2, worker_type="thread")
+    assert "read by 2 threads, 16 batches ahead;" in repr(exact)
 
 
 def test_compiled_pipelines_take_the_options_and_have_no_threads() -> None:
@@ -96,8 +102,10 @@ def test_an_option_that_has_no_effect_is_told_once_when_the_loader_is_built(opti
 def test_prefetch_size_counts_elements(size: int) -> None:
     spec = jax.ShapeDtypeStruct((), np.int32)
     source = cereal.DiskSampleSource(400, lambda i: i, spec, "sequential", prefetch_size=size)
-    loader = DataLoader([source, BatchTransform(8)], workers=2)
+    loader = DataLoader([source, BatchTransform(8)], workers=1)
     assert loader.running.service.prefetch == max(2, -(-size // 8))  # type: ignore[attr-defined]
+    more = DataLoader([source, BatchTransform(8)], workers=8)
+    assert more.running.service.prefetch == max(16, -(-size // 8))  # type: ignore[attr-defined]
     told = DataLoader([source, BatchTransform(8)], workers=2, prefetch=5)
     assert told.running.service.prefetch == 5  # type: ignore[attr-defined]
 
