@@ -102,7 +102,9 @@ class Pipeline(Positional[T_co]):
         """`_fetch` in this thread, with its own read context, which a worker has set."""
         remote = read_context().remote
         if remote is not None and isinstance(rows.index, np.ndarray):
-            return remote.fetch(rows)
+            found = remote.fetch(rows)
+            if found is not None:
+                return found
         if not self._host_stages:
             return self.source._fetch(rows)
         return fetch_by(self.source, self._host_stages, rows, self.traits.masks_on_host)

@@ -31,6 +31,8 @@ class WhoReads:
     ) -> None:
         self.chooser = Chooser(plan) if isinstance(plan, Limits) else None
         self._fixed = plan if isinstance(plan, Setting) else CALLER
+        # Whether the user asked for processes: then nothing is read in this one.
+        self.isolated = plan.kind == "process" if isinstance(plan, Setting) else not plan.thread
         self.most = plan.count if isinstance(plan, Setting) else plan.most
         self._ahead, self._batches = ahead, batches
         self.crew = Crew(max(1, self.setting.count))
@@ -51,11 +53,6 @@ class WhoReads:
     def prefetch(self) -> int:
         """How many steps are read ahead."""
         return self._ahead(self.setting.count)
-
-    @property
-    def isolated(self) -> bool:
-        """Whether the user asked for processes: then nothing is read in this one."""
-        return self.chooser is None and self._fixed.kind == "process"
 
     def in_words(self) -> str:
         """The words in the drawing of a loader."""
@@ -78,14 +75,14 @@ class WhoReads:
                 self._pool = ProcessPool(self.most, self._batches(self.most))
             return self._pool
 
-    def reader(self, program: Any, *, willingly: bool = False) -> RemoteReader:
+    def reader(self, program: Any) -> RemoteReader:
         """What reads the steps of this program in processes."""
-        return RemoteReader(self.pool, program, willingly=willingly)
+        return RemoteReader(self.pool, program, willingly=not self.isolated)
 
     def close(self) -> None:
-        self.crew.close()
         if self._pool is not None:
-            self._pool.close()
+            self._pool.close()  # first, so that no thread waits for a process that hangs
+        self.crew.close()
 
     def abandon(self) -> None:
         """`close` for the garbage collector."""
@@ -129,7 +126,7 @@ class WhoReads:
         assert chooser.pending is not None
         try:
             self.pool.size = chooser.pending.count
-            tuning.make_reader(willingly=True).start(wait=True)
+            tuning.make_reader().start(wait=True)
         except (CerealError, OSError, TooLargeError) as error:
             log.info("processes are not tried: %s", error)
             chooser.refused()
@@ -149,10 +146,10 @@ class TrackTuning(Tuning):
         if who.setting.kind == "process":
             self.make_reader().start()
 
-    def make_reader(self, *, willingly: bool = False) -> RemoteReader:
+    def make_reader(self) -> RemoteReader:
         with self._lock:
             if self._reader is None:
-                self._reader = self._who.reader(self._program_of(), willingly=willingly)
+                self._reader = self._who.reader(self._program_of())
             return self._reader
 
     @property

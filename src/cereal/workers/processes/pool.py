@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
 import time
 import weakref
-from typing import Any
 
 from ...base.errors import CerealError
 from ..inside.channel import ClosedError
@@ -30,7 +30,7 @@ class ProcessPool:
     """Up to `size` processes."""
 
     def __init__(self, size: int, batches: int) -> None:
-        self.size = size
+        self.size, self._batches = size, batches
         self.slots = Slots(batches)
         self.payloads = Payloads(self.slots)
         self._free = threading.Condition()
@@ -39,10 +39,20 @@ class ProcessPool:
         self._starting = 0
         self._failed = 0
         self._era = 0  # counts how often it was closed
+        self._closed = False
         self._life: tuple[int, int] | None = None
         self.short = False  # whether there was no shared memory for a batch
         self._owner = os.getpid()
         _pools.add(self)
+
+    def open(self) -> None:
+        """A new iteration begins: after `close`, processes may be started again."""
+        with self._free:
+            self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def start(self, payload: Payload, *, wait: bool = False) -> None:
         """Begins to start processes in the background, so that they are ready when needed.
@@ -113,6 +123,8 @@ class ProcessPool:
         with self._free:
             era = self._era
             while True:
+                if self._closed or era != self._era:
+                    raise PoolClosedError
                 while self._idle:
                     process = self._idle.pop()
                     if process.lives():
@@ -123,8 +135,6 @@ class ProcessPool:
                     self._starting += 1
                     break
                 self._free.wait()
-                if era != self._era:
-                    raise PoolClosedError
         made = None
         try:
             made = self._new()
@@ -164,10 +174,11 @@ class ProcessPool:
         return how
 
     def close(self) -> None:
-        """Ends all processes; later calls start new ones."""
+        """Ends all processes; none is started until `open` is called."""
         if os.getpid() != self._owner:
             return
         with self._free:
+            self._closed = True
             self._era += 1
             idle, busy, life = self._idle, self._busy, self._life
             self._idle, self._busy, self._life = [], set(), None
@@ -195,6 +206,8 @@ class ProcessPool:
                 os.close(descriptor)
         self._idle, self._busy, self._life = [], set(), None
         self._starting, self._era, self._owner = 0, self._era + 1, os.getpid()
+        self.slots = Slots(self._batches)  # the memory is the parent's, too
+        self.payloads = Payloads(self.slots)
 
 
 def _forget_all() -> None:
@@ -206,7 +219,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
 
 
-def close_all(pools: Any = _pools) -> None:
-    """At the end of the process."""
-    for pool in list(pools):
+@atexit.register
+def _close_all() -> None:
+    for pool in list(_pools):
         pool.close()

@@ -43,7 +43,7 @@ class WorkerProcess:
         self.status[:] = serve.IDLE
         self.known: Payload | None = None
         self.ready = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may end it
         ours, theirs = socket.socketpair()
         descriptors = (theirs.fileno(), life, slots.file)
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -107,7 +107,7 @@ class WorkerProcess:
                 self._popen.wait(_LAST)
             except subprocess.TimeoutExpired:
                 self._popen.kill()
-                self._popen.wait()
+                self._popen.wait(_LAST * 5)
             return _in_words(self._popen.returncode)
 
     def forget(self) -> None:

@@ -36,8 +36,10 @@ class RemoteReader:
         self, pool: ProcessPool, program: Any, local: Any = None, *, willingly: bool = False
     ) -> None:
         self._pool = pool
+        pool.open()
         self.program = program
         self._payload = pool.payloads.payload_of(program, willingly=willingly)
+        self._required = not willingly
         self._local = local  # reads the elements here, if only this process can
         self._pace = 0.0  # seconds of reading, for one of the first axis
 
@@ -46,8 +48,13 @@ class RemoteReader:
         self._pool.start(self._payload, wait=wait)
 
     def fetch(self, rows: Any) -> Any:
-        """The rows, with what was read for them."""
-        leaves, keep = self.read(rows)
+        """The rows, with what was read for them; None if the processes were ended meanwhile."""
+        try:
+            leaves, keep = self.read(rows)
+        except PoolClosedError:
+            if self._required or read_context().closed:
+                raise
+            return None  # another setting was chosen
         return self.program.fetched(rows, leaves, keep, masked=read_context().masked)
 
     def read(self, rows: Any) -> tuple[list[np.ndarray], np.ndarray | None]:
@@ -167,7 +174,7 @@ class RemoteReader:
         """A process has ended while it read: the step is read again, by another one."""
         place = call.place()
         how = self._pool.lost(process)
-        if call.given_up or here.closed:
+        if call.given_up or here.closed or self._pool.closed:
             raise PoolClosedError
         if place is None:
             deaths[None] = deaths.get(None, 0) + 1
