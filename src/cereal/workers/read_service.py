@@ -17,10 +17,8 @@ import jax
 import numpy as np
 
 from ..device.transfer import to_device, to_host
-from ..host.buffers import Buffers
 from ..host.crew import Crew
 from ..host.host_data import HostData
-from ..host.read_context import ReadContext, use_read_context
 from ..host.settings import current_settings
 from ..host.track import InlineTrack, Track, TrackClosedError, log
 from ..order.position import Remainder
@@ -30,6 +28,8 @@ from ..pipeline.pipeline import Pipeline, run_by
 from ..pipeline.positional import Positional
 from ..pipeline.source import Source
 from ..pipeline.walk import Walk
+from ..reading.buffers import Buffers
+from ..reading.read_context import ReadContext, use_read_context
 from .options import Options
 from .rows_ahead import Routes
 
