@@ -26,6 +26,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 # A room imports only rooms before it.
 ROOMS = [
     "base",
+    "reading",
     "device",
     "order",
     "functions",

@@ -31,7 +31,7 @@ def test_a_batch_passes_few_rooms(ways: dict[str, list[str]]) -> None:
 
 def test_the_way_is_seen_and_not_made_up(ways: dict[str, list[str]]) -> None:
     assert ways["files"][0] == ways["arrays"][0] == "loaders"
-    assert {"host", "pipeline", "sources", "device"} <= set(ways["files"])
+    assert {"host", "pipeline", "reading", "device"} <= set(ways["files"])
     assert {"pipeline", "sources"} <= set(ways["arrays"])
 
 

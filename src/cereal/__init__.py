@@ -5,11 +5,12 @@ A pipeline is a pure function from (key, position) to a batch.
 The folders of the package; each imports only from those above it:
 
     base/        errors, checks of arguments, pytree dataclasses, specs
+    reading/     all that Python runs for a batch: readers, stages, the loop over elements; no JAX
     device/      where data lies, how rows of it are gathered, how they travel
     order/       which element comes next: permutations, orders, mixtures, rows
     functions/   users' functions: is one unchanged, or must it be traced again?
     routes/      from the index of a combined source to a row of its data
-    host/        what Python runs: the context of a read, elements, buffers, callbacks
+    host/        around that: the data of sources, threads, callbacks of programs
     pipeline/    the contract: source, traits, stages, state, one step
     cache/       results that are kept: how they are named, stored and checked
     workers/     the threads that read for a loader
@@ -24,16 +25,16 @@ The folders of the package; each imports only from those above it:
 
 from typing import Any as _Any
 
-from .base import CaptureWarning as CaptureWarning
-from .base import CerealError as CerealError
-from .base import DatasetError as DatasetError
-from .base import EpochWarning as EpochWarning
-from .base import OptionWarning as OptionWarning
-from .base import PipelineError as PipelineError
-from .base import StateError as StateError
-from .base import UsageError as UsageError
-from .base import pytree_dataclass as pytree_dataclass
-from .base import static_field as static_field
+from .base.errors import CaptureWarning as CaptureWarning
+from .base.errors import CerealError as CerealError
+from .base.errors import DatasetError as DatasetError
+from .base.errors import EpochWarning as EpochWarning
+from .base.errors import OptionWarning as OptionWarning
+from .base.errors import PipelineError as PipelineError
+from .base.errors import StateError as StateError
+from .base.errors import UsageError as UsageError
+from .base.pytree import pytree_dataclass as pytree_dataclass
+from .base.pytree import static_field as static_field
 from .datasets import CelebADataset as CelebADataset
 from .datasets import CIFAR10Dataset as CIFAR10Dataset
 from .datasets import CIFAR100Dataset as CIFAR100Dataset

@@ -4,6 +4,8 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -212,3 +214,28 @@ def test_any_number_of_numbers_is_looked_at(size, cast_looks, monkeypatch):
             narrowed(array, canonical(array.dtype))
         with pytest.raises(PipelineError, match=re.escape(f" {wrong} does not fit")):
             check_fits(array)
+
+
+def test_every_dtype_is_the_one_that_jax_uses():
+    names = "?bBhHiIlLqQefdFD"
+    dtypes = [np.dtype(name) for name in names] + [np.dtype(">i8"), np.dtype(">f4")]
+    kinds = [kind for kind in vars(ml_dtypes).values() if isinstance(kind, type)]
+    dtypes += [np.dtype(kind) for kind in kinds if issubclass(kind, np.generic)]
+    dtypes += [np.dtype("O"), np.dtype("U3"), np.dtype("M8[D]"), np.dtype("m8[s]"), np.dtype("V4")]
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            for dtype in dtypes:
+                native = dtype.newbyteorder("=")
+                assert canonical(dtype) == jax.dtypes.canonicalize_dtype(native)
+    for dtype in dtypes:
+        known = dtype == np.bool_ or (jnp.issubdtype(dtype, jnp.number) and dtype.kind != "m")
+        assert fitting.is_numeric(dtype) == known, dtype
+
+
+def test_a_process_can_be_told_whether_wide_types_are_on():
+    try:
+        fitting.set_wide_types(lambda: True)
+        assert canonical(np.dtype(np.int64)) == np.int64
+    finally:
+        fitting.set_wide_types(None)
+    assert canonical(np.dtype(np.int64)) == np.int32

@@ -122,16 +122,25 @@ def test_what_is_no_exception_comes_out_too_and_loses_no_batch(workers: int, err
     loader = loader_of(read, N, BATCH, workers=workers, prefetch=4)
     iterator = loader.iterate(loader.init_state(0))
     found: list[Any] = []
+    came_out: list[BaseException] = []
     for _ in range(20):
         before = words(iterator)
         try:
             found.append(next(iterator)[0].tolist())
-        except error:
+        except (error, RuntimeError) as caught:
+            came_out.append(caught)
             assert words(iterator) == before, "the batch that was asked for is still to come"
             read.bad.clear()
         except StopIteration:
             break
     assert found == chunks(N, BATCH)
+    (raised,) = came_out
+    if error is KeyboardInterrupt:
+        assert type(raised) is error
+    else:  # it would end the training run in silence
+        assert isinstance(raised, RuntimeError)
+        assert isinstance(raised.__cause__, error)
+        assert raised.element.index == 8  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 4])

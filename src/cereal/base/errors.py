@@ -15,6 +15,9 @@ Each message says what was wrong, where, and ends with what to do.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 
 class CerealError(Exception):
     """The base of all errors that cereal raises on purpose.
@@ -82,6 +85,43 @@ def first_line(error: BaseException | None) -> str:
 def in_one_line(error: BaseException | None) -> str:
     """`TypeError: the first line of its message`."""
     return f"{type(error).__name__}: {first_line(error)}"
+
+
+def said(make: Callable[[], str], otherwise: str) -> str:
+    """What `make` returns, or `otherwise` if it raises: a `repr` must never raise.
+
+    JAX and its libraries put None, names, tracers, shapes or deleted arrays in place of leaves, and
+    then print the node in an error message or a debugger.
+    """
+    try:
+        return make()
+    except Exception:
+        return otherwise
+
+
+def format_spec(tree: Any) -> str:
+    """`{image: uint8[128,28,28], label: int32[128]}`."""
+    if tree is None:
+        return "None"
+    if isinstance(tree, dict):
+        return "{" + _joined(tree.items()) + "}"
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        fields: Any = tree._fields  # type: ignore[attr-defined]
+        return f"{type(tree).__name__}({_joined(zip(fields, tree, strict=True), '=')})"
+    if isinstance(tree, tuple | list):
+        inside = ", ".join(map(format_spec, tree))
+        return f"({inside})" if isinstance(tree, tuple) else f"[{inside}]"
+    if hasattr(tree, "shape") and hasattr(tree, "dtype"):
+        return f"{tree.dtype}[{','.join(map(str, tree.shape))}]"
+    import jax
+
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    named = ((jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in paths)
+    return f"{type(tree).__name__}({_joined(named)})"
+
+
+def _joined(named: Iterable[tuple[Any, Any]], sign: str = ": ") -> str:
+    return ", ".join(f"{name}{sign}{format_spec(value)}" for name, value in named)
 
 
 class CaptureWarning(UserWarning):

@@ -16,8 +16,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
@@ -29,7 +27,13 @@ _FEW, _MANY = 16, 1 << 13
 _SAME_VALUE: Any = (
     {"casting": "same_value"} if np.lib.NumpyVersion(np.__version__) >= "2.4.0" else {}
 )
-_WIDE = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
+_NARROW: dict[Any, Any] = {
+    np.dtype(np.int64): np.dtype(np.int32),
+    np.dtype(np.uint64): np.dtype(np.uint32),
+    np.dtype(np.float64): np.dtype(np.float32),
+    np.dtype(np.complex128): np.dtype(np.complex64),
+}
+_WIDE = frozenset(_NARROW)
 # The least float64 that is rounded to infinity in 32 bits: halfway to the next power of two.
 _TOO_LARGE = float(2**128 - 2**103)
 _CHUNK = 1 << 16  # numbers checked at once: intermediate arrays then fit the processor's cache
@@ -37,21 +41,54 @@ _CHUNK = 1 << 16  # numbers checked at once: intermediate arrays then fit the pr
 Name = str | Callable[[], str]
 
 
+def _as_jax_says() -> bool:
+    import jax
+
+    config: Any = jax.config
+    return config.jax_enable_x64
+
+
+_wide_types: Callable[[], bool] = _as_jax_says
+
+
+def set_wide_types(answer: Callable[[], bool] | None) -> None:
+    """Replaces the function that says whether 64-bit types are on; None: JAX's setting says so.
+
+    A process that has no JAX is told by the one that started it.
+    """
+    global _wide_types
+    _wide_types = _as_jax_says if answer is None else answer
+
+
 def canonical(dtype: Any) -> Any:
     """The dtype that JAX uses for it: 32 bits unless `jax_enable_x64` is on, in native byte order.
 
     Types that are JAX's own, such as that of random keys, stay as they are.
     """
-    if not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.extended):
-        return dtype
-    config: Any = jax.config
-    return _canonical(np.dtype(dtype), config.jax_enable_x64)
+    if not isinstance(dtype, np.dtype):
+        try:
+            dtype = np.dtype(dtype)
+        except TypeError:
+            return dtype
+    return _canonical(dtype, _wide_types())
 
 
 @functools.lru_cache(maxsize=256)
 def _canonical(dtype: np.dtype[Any], wide: bool) -> np.dtype[Any]:
-    del wide  # part of the cache's key: `canonicalize_dtype` reads this setting
-    return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
+    """As `jax.dtypes.canonicalize_dtype`, without JAX.
+
+    The bet: JAX has other types for four, and uses the rest unchanged. If it is lost, elements are
+    given the wrong type. `tests/base/test_fitting.py`, `test_every_dtype_is_the_one_that_jax_uses`,
+    fails first.
+    """
+    dtype = dtype.newbyteorder("=")
+    return dtype if wide else _NARROW.get(dtype, dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def is_numeric(dtype: np.dtype[Any]) -> bool:
+    """Whether JAX has such numbers. (It has no spans of time, which NumPy counts as integers.)"""
+    return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.type.__module__ == "ml_dtypes")
 
 
 @functools.lru_cache(maxsize=16)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, TypeVar, dataclass_transform
 
@@ -24,6 +23,7 @@ from .unseen import raise_unseen
 C = TypeVar("C")
 # Values that a node computes from its fields and keeps; `set_fields` drops them.
 _FOUND_OUT = {"_flat", "traits", "_order", "_plan", "_fingerprint", "_spec"}
+_FOUND_OUT |= {"_reader", "_program", "_host_stages"}
 made_classes: list[type] = []
 """All classes that `pytree_dataclass` made."""
 
@@ -53,7 +53,11 @@ def pytree_dataclass(cls: type[C]) -> type[C]:
     >>> jax.tree.map(lambda leaf: leaf * 2, Scaled(1.5)).scale
     3.0
     """
-    made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    return register_pytree_dataclass(dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls))
+
+
+def register_pytree_dataclass(made: type[C]) -> type[C]:
+    """Makes a pytree of a class that is a frozen dataclass already, as `pytree_dataclass` does."""
     data, static = _fields(made)
     keys = tuple(jax.tree_util.GetAttrKey(name) for name in data)
     names, new = data + static, object.__new__
@@ -176,18 +180,6 @@ def set_fields(node: Any, **fields: Any) -> None:
     for name in _FOUND_OUT - node.__dataclass_fields__.keys():
         node.__dict__.pop(name, None)
     node.__dict__.update(fields)
-
-
-def said(make: Callable[[], str], otherwise: str) -> str:
-    """What `make` returns, or `otherwise` if it raises: a `repr` must never raise.
-
-    JAX and its libraries put None, names, tracers, shapes or deleted arrays in place of leaves, and
-    then print the node in an error message or a debugger.
-    """
-    try:
-        return make()
-    except Exception:
-        return otherwise
 
 
 def is_pytree(node: Any) -> bool:

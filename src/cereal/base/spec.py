@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -11,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import PipelineError
+from .errors import format_spec as format_spec
 from .fitting import canonical
+from .fitting import is_numeric as is_numeric
 
 
 class Spec:
@@ -80,35 +80,6 @@ def as_override(tree: Any, owner: str, name: str = "element_spec_override") -> S
                 f"`jax.ShapeDtypeStruct(shape, dtype)`."
             )
     return None if tree is None else Spec(jax.tree.map(spec_of, tree))
-
-
-def format_spec(tree: Any) -> str:
-    """`{image: uint8[128,28,28], label: int32[128]}`."""
-    if tree is None:
-        return "None"
-    if isinstance(tree, dict):
-        return "{" + _joined(tree.items()) + "}"
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        fields: Any = tree._fields  # type: ignore[attr-defined]
-        return f"{type(tree).__name__}({_joined(zip(fields, tree, strict=True), '=')})"
-    if isinstance(tree, tuple | list):
-        inside = ", ".join(map(format_spec, tree))
-        return f"({inside})" if isinstance(tree, tuple) else f"[{inside}]"
-    if hasattr(tree, "shape") and hasattr(tree, "dtype"):
-        return f"{tree.dtype}[{','.join(map(str, tree.shape))}]"
-    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
-    named = ((jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in paths)
-    return f"{type(tree).__name__}({_joined(named)})"
-
-
-def _joined(named: Iterable[tuple[Any, Any]], sign: str = ": ") -> str:
-    return ", ".join(f"{name}{sign}{format_spec(value)}" for name, value in named)
-
-
-@functools.lru_cache(maxsize=256)
-def is_numeric(dtype: np.dtype[Any]) -> bool:
-    """Whether JAX has such numbers. (It has no spans of time, which NumPy counts as integers.)"""
-    return dtype == np.bool_ or (jnp.issubdtype(dtype, jnp.number) and dtype.kind != "m")
 
 
 def is_array_like(leaf: Any) -> bool:

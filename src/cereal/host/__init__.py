@@ -1,1 +1,1 @@
-"""The parts of a pipeline that Python runs: elements, buffers, threads, callbacks of programs."""
+"""Around the part that Python runs: the data of sources, threads, callbacks of programs."""

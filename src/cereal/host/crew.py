@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .read_context import use_read_context
+from ..reading.read_context import use_read_context
 
 _IDLE = 1.0
 _JOIN = 1.0

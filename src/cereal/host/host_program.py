@@ -18,9 +18,9 @@ import numpy as np
 from ..base.spec import spec_of
 from ..device.device_count import device_count_of_program
 from ..order.rows import Rows, whole_index
+from ..reading.read_context import ReadContext, use_read_context
 from .callbacks import guard, poison
 from .host_data import host_data_in, identity_on_host, living
-from .read_context import ReadContext, use_read_context
 from .settings import settings_of_program
 
 

@@ -21,9 +21,16 @@ from collections.abc import Callable
 from typing import Any
 
 from ..base.errors import CerealError
-from .buffers import Buffers
+from ..reading.buffers import Buffers
+from ..reading.read_context import (
+    Failed,
+    OnError,
+    ReadContext,
+    annotate,
+    raise_it,
+    use_read_context,
+)
 from .crew import Crew
-from .read_context import Failed, OnError, ReadContext, annotate, raise_it, use_read_context
 from .settings import Settings, current_settings
 from .tuning import Tuning
 

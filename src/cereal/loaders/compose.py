@@ -12,7 +12,7 @@ from ..base.elsewhere import INIT_KEY
 from ..base.errors import PipelineError, UsageError
 from ..base.pytree import is_pytree
 from ..device.placement import check_layout, in_words
-from ..host.element_batch import check_arrays
+from ..host.element_spec import check_arrays
 from ..host.host_data import HostFunction
 from ..pipeline.positional import Positional
 from ..pipeline.source import Source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..base.pytree import said
+from ..base.errors import said
 from ..base.spec import format_spec
 from ..order.ordering import Sequential
 from ..pipeline.pipeline import make_pipeline, parts_of

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..base.capture import is_traced
-from ..base.errors import PipelineError
+from ..base.errors import PipelineError, said
 from ..base.identity import TRACED, Identity, in_words
-from ..base.pytree import pytree_dataclass, said, static_field
+from ..base.pytree import pytree_dataclass, static_field
 from ..device.explicit_axes import gathered
 from ..device.transfer import sent
 from .permutation import MAX_TRACED, permute, round_constants

@@ -19,34 +19,27 @@ words are for; counters for different uses are never equal:
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
 from ..device.explicit_axes import explicit_mesh
+from ..reading.threefry import AGAIN as AGAIN
+from ..reading.threefry import PART as PART
+from ..reading.threefry import STAGE as STAGE
+from ..reading.threefry import Words, set_jax_half
+from ..reading.threefry import key_for as key_for
+from ..reading.threefry import threefry as threefry
 
 ORDER = np.uint32(0x4F00_0000)
-STAGE = np.uint32(0x5300_0000)
-PART = np.uint32(0x5000_0000)
 DRAW = np.uint32(0x4400_0000)
 MIX = np.uint32(0x4D00_0000)
 BLOCK = np.uint32(0x4200_0000)
 ROLLOUT = np.uint32(0x5200_0000)
-AGAIN = np.uint32(0x4100_0000)
-
-_PARITY = np.uint32(0x1BD1_1BDA)
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-
-Words = Any  # uint32 arrays, of NumPy or of JAX
 
 
-def threefry(key: tuple[Words, Words], counter: tuple[Words, Words]) -> tuple[Words, Words]:
-    """Encrypts counters (arrays of one shape) under one key (two scalars)."""
-    if all(isinstance(word, np.ndarray | np.generic) for word in (*key, *counter)):
-        return _threefry_numpy(key, counter)
+def _in_jax(key: tuple[Words, Words], counter: tuple[Words, Words]) -> tuple[Words, Words]:
     high, low = (jnp.asarray(word, jnp.uint32) for word in counter)
     high, low = jnp.broadcast_arrays(high, low)
     if explicit_mesh(high, low) is not None:
@@ -63,25 +56,4 @@ def threefry(key: tuple[Words, Words], counter: tuple[Words, Words]) -> tuple[Wo
     return first.reshape(high.shape), second.reshape(high.shape)
 
 
-def key_for(key: tuple[Words, Words], number: int, purpose: np.uint32) -> tuple[Words, Words]:
-    """The key for one of the uses above."""
-    host = all(isinstance(word, np.ndarray | np.generic) for word in key)
-    word = np.uint32(number)
-    return threefry((key[0], key[1]), (word if host else jnp.asarray(word), purpose))
-
-
-def _threefry_numpy(key: tuple[Words, Words], counter: tuple[Words, Words]) -> tuple[Words, Words]:
-    # Sums must wrap around. NumPy does this silently for arrays, but warns for scalars.
-    shape = np.broadcast_shapes(np.shape(counter[0]), np.shape(counter[1]))
-    schedule = [np.atleast_1d(np.asarray(word, np.uint32)) for word in key]
-    schedule.append(schedule[0] ^ schedule[1] ^ _PARITY)
-    first, second = (np.atleast_1d(np.asarray(word, np.uint32)) for word in counter)
-    first, second = first + schedule[0], second + schedule[1]
-    for group in range(5):
-        for distance in _ROTATIONS[group % 2]:
-            first = first + second
-            second = (second << np.uint32(distance)) | (second >> np.uint32(32 - distance))
-            second = second ^ first
-        first = first + schedule[(group + 1) % 3]
-        second = second + schedule[(group + 2) % 3] + np.uint32(group + 1)
-    return first.reshape(shape), second.reshape(shape)
+set_jax_half(_in_jax)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ..base.errors import CerealError, PipelineError, in_one_line
 from ..base.spec import Spec, format_spec, strong
 from ..functions.traced_stage import checked, spec_of_result, traced_stage
-from ..host.element_batch import check_arrays
+from ..host.element_spec import check_arrays
 from ..order.rows import KEY_TYPE
 from .source import Source
 

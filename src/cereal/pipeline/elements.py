@@ -10,8 +10,8 @@ import numpy as np
 
 from ..base.errors import UsageError
 from ..base.spec import Spec
-from ..host.read_context import SKIPPED
 from ..order.rows import Rows, routed_at
+from ..reading.read_context import SKIPPED
 from .execute import read_fetched, read_rows
 from .positional import IndexedSource
 

@@ -9,20 +9,25 @@ Python runs and what is compiled. Programs and JAX's caches never hold the data 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from ..base.errors import PipelineError, in_one_line
-from ..host.element_batch import ElementBatch
+from ..base.spec import Spec
+from ..host.element_spec import form_of
 from ..host.host_data import HostData as HostData
 from ..host.host_data import HostFunction as HostFunction
 from ..host.host_data import living as living
 from ..host.host_program import fetched_in_program
-from ..host.read_context import SKIPPED, at_element, raise_it, read_context
 from ..order.rows import Rows, routed_at, rows_at
-from .host_loop import Fetched, fetch_by
+from ..reading.program import Program
+from ..reading.read_context import SKIPPED
+from ..reading.readers.reader import Reader, TakeReader
+from .host_loop import Fetched, fetch_by, lower, weakly
 from .positional import IndexedSource
 from .traits import Traits
 
@@ -39,33 +44,31 @@ class HostIndexed(IndexedSource[T_co]):
 
     def _take_host(self, indices: np.ndarray) -> Any:
         """The elements at these indices (one axis), stacked: a tree of fresh NumPy arrays."""
-        raise TypeError(f"{type(self).__name__} has no batched read")
+        reader = self._reader
+        if not isinstance(reader, TakeReader) or isinstance(reader, TreeReader):
+            raise TypeError(f"{type(self).__name__} has no batched read")
+        return reader.structure.unflatten(reader.take(indices))
 
-    def _produce(self, rows: Rows) -> ElementBatch:
-        """The elements of these rows (one axis), as Python reads them."""
-        indices, here, label = rows.index, read_context(), self._label
-        with here.at(label, rows):
-            try:
-                if here.known_to_hang:
-                    here.check_known_to_hang()
-                return ElementBatch(len(indices), stacked=self._take_host(indices))
-            except Exception as error:
-                failed = error
+    @cached_property
+    def _reader(self) -> Reader:
+        return TreeReader(self._label, self._spec, weakly(self._take_host))
 
-        def read(lane: int) -> Any:
-            return jax.tree.map(lambda x: x[0], self._take_host(indices[lane : lane + 1]))
+    @cached_property
+    def _spec(self) -> Spec:
+        return Spec(self.element_spec())
 
-        def one(lane: int) -> Any:  # finds out which element failed
-            return at_element(label, rows, lane, read, lane)
-
-        return one_by_one(one, len(indices), failed)
+    @cached_property
+    def _program(self) -> Program:
+        """What reads its elements and stacks them, as plain functions."""
+        return lower(self, (), weakly(self._filler))  # it must not keep the source alive
 
     def _sample(self) -> Any:
         return first_element(self)
 
     def _fetch(self, rows: Rows) -> Rows:
-        traits = self.traits
-        return fetch_by(self, (), rows, traits.masks_on_host) if traits.host else rows
+        if not self.traits.host:
+            return rows
+        return fetch_by(self._program, self._spec, rows, self.traits.masks_on_host)
 
     def _read(self, rows: Rows) -> tuple[T_co, Any]:
         if rows.below is None and not self.traits.host:
@@ -81,17 +84,18 @@ class HostIndexed(IndexedSource[T_co]):
         return self._read(self._route(rows_at(indices)))[0]
 
 
-def one_by_one(one: Any, n: int, failed: Exception) -> ElementBatch:
-    """Elements one by one, after reading them together has `failed`.
+class TreeReader(TakeReader):
+    """Calls a function that gives trees of arrays; only in this process."""
 
-    If errors are raised: the first element that fails raises its own; if none does, `failed` is
-    raised.
-    """
-    if read_context().on_error is raise_it:
-        for lane in range(n if n > 1 else 0):
-            one(lane)
-        raise failed
-    return ElementBatch(n, one=one)
+    def __init__(self, label: str, spec: Spec, take: Callable[[np.ndarray], Any]) -> None:
+        self.label, self._take, self.structure = label, take, form_of(spec).structure
+
+    @property
+    def can_move(self) -> bool:
+        return False
+
+    def take(self, indices: np.ndarray) -> list[np.ndarray]:
+        return jax.tree.leaves(self._take(indices))
 
 
 def first_element(source: Any, wanted: Any = None, otherwise: Any = None) -> Any:

@@ -12,26 +12,26 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import jax
-import numpy as np
 
 from ..base.errors import CerealError, PipelineError, in_one_line
 from ..base.pytree import set_copy
 from ..base.spec import Spec, format_spec
 from ..functions.function import takes_second
-from ..host.element_batch import ElementBatch, check_arrays, leaves_of, spec_of_element
+from ..host.element_spec import check_arrays, form_of, repeated, spec_of_element
 from ..host.host_data import HostFunction
-from ..host.read_context import READ_ONLY, SKIPPED, is_read_only
 from ..order.rows import Rows
+from ..reading.element_batch import ElementBatch
+from ..reading.read_context import READ_ONLY, SKIPPED, is_read_only
+from ..reading.stages import BatchElements, BatchStage, ElementStage, Filler
+from ..reading.structure import Structure
 from .check_stage import check_per_element
-from .host_loop import HostPlace, one_row, reshaped
+from .host_loop import HostPlace, one_row
 from .pipeline import attach, parts_of
 from .placed import CompiledStage
 from .positional import IndexedSource, Positional
 from .source import Source, check_source
 from .stage import Transform
 from .traits import StageTraits
-
-Words = Any  # the two words of a random key per lane, or None
 
 
 class HostStage(Transform[Any, Any]):
@@ -46,36 +46,30 @@ class HostStage(Transform[Any, Any]):
         return f"{type(self).__name__}({self.fn.name})"
 
     @abstractmethod
-    def on_elements(self, taken: ElementBatch, rows: Rows, words: Words) -> ElementBatch:
-        """The elements after this stage; a random stage gets the `words` of their random keys."""
+    def over_elements(self, number: int) -> ElementStage:
+        """The stage as a plain function of elements; it is random stage `number`, if it is one."""
 
-    def on_batch(self, values: Any, mask: Any, rows: Rows, words: Words, spec: Spec) -> Any:
-        """The batch after this stage, (values, mask). By default it works element by element.
+    def over_batches(
+        self, number: int, before: Structure, spec: Spec, lanes: tuple[int, ...]
+    ) -> BatchStage:
+        """The stage after batching. By default it works element by element.
 
-        `spec` is the spec of the result. A mask of None is all True.
+        `before` is the structure of the batches that it gets, `spec` that of those that it makes.
         """
-        lanes = rows.index.shape
-        flat = rows.reshape(-1)
-        n = flat.index.size
-        keep = None if mask is None else mask.reshape(-1)
-        taken = ElementBatch(n, stacked=reshaped(values, len(lanes), (n,)), keep=keep)
-        words = None if words is None else tuple(word.reshape(-1) for word in words)
-        taken = self.on_elements(taken, flat, words)
         element = jax.tree.map(
             lambda s: jax.ShapeDtypeStruct(s.shape[len(lanes) :], s.dtype), spec.tree
         )
-        taken = taken.stack(Spec(element), self._label, flat, lambda: self.fn.sample)
-        keep = None if taken.keep is None else taken.keep.reshape(lanes)
-        return reshaped(taken.stacked, 1, lanes), keep
+        stage, filler = self.over_elements(number), Filler(lambda: self.fn.sample)
+        form = form_of(Spec(element))
+        return BatchElements(self._label, before, form_of(spec), lanes, stage, form, filler)
 
     def __call__(self, source: Source[Any]) -> Source[Any]:
         source = below_host_stage(source, self._label)
         assert isinstance(source, Positional)
         traits = source.traits
         rows = one_row(traits.lanes)
-        words = rows.element_words(traits.random_stages) if self.traits.random else None
         try:
-            element, sample = self.on_sample(source, rows, words)
+            element, sample = self.on_sample(source, rows)
         except CerealError:
             raise
         except Exception as error:
@@ -93,33 +87,23 @@ class HostStage(Transform[Any, Any]):
             check_arrays(spec, self._label, "return arrays and numbers from a function of batches")
         return attach(source, HostPlace(stage, Spec(spec), traits.lanes, traits.random_stages))
 
-    def on_sample(self, source: Any, rows: Rows, words: Words) -> tuple[Any, Any]:
+    def on_sample(self, source: Any, rows: Rows) -> tuple[Any, Any]:
         """What it makes of one element, and of one step (after batching: a batch); for the spec."""
         sample, lanes = source._sample(), source.traits.lanes
+        stage = self.over_elements(source.traits.random_stages)
         if not lanes:
-            element = self.on_elements(ElementBatch(1, one=lambda _: sample), rows, words).element(
-                0
-            )
+            element = ElementBatch.of_list([sample]).linked(stage.link(rows)).element(0)
             return element, element
         check_per_element(sample, lanes, self._label)
         element = jax.tree.map(lambda x: x[(0,) * len(lanes)], sample)
-        flat = rows.reshape(-1)[:1]
-        words = None if words is None else tuple(word.reshape(-1)[:1] for word in words)
-        made = self.on_elements(ElementBatch(1, one=lambda _: element), flat, words).element(0)
+        link = stage.link(rows.reshape(-1)[:1])
+        made = ElementBatch.of_list([element]).linked(link).element(0)
         return made, sample if made is SKIPPED else repeated(made, lanes)
 
     def sample_batch(self, sample: Any, rows: Rows) -> Any:
         """An example of a batch after this stage; `sample` is an example of one before it."""
         del sample
         return repeated(self.fn.sample, rows.index.shape)
-
-
-def repeated(element: Any, lanes: tuple[int, ...]) -> Any:
-    """A batch in which all elements are this one."""
-    spec = Spec(spec_of_element(element))
-    check_arrays(spec.tree, "a stage after batching", "return arrays and numbers")
-    stacked = [np.broadcast_to(x, (*lanes, *x.shape)) for x in leaves_of(element, spec)]
-    return jax.tree.unflatten(spec.structure, stacked)
 
 
 def in_short(error: BaseException) -> str:

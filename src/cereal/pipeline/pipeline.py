@@ -14,16 +14,16 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 
 from ..base.errors import UsageError
 from ..base.pytree import pytree_dataclass, set_copy, static_field
 from ..base.spec import Spec
 from ..host.host_program import fetched_in_program
-from ..host.read_context import read_context
 from ..order.ordering import Order
 from ..order.rows import Rows, rows_at
-from .host_loop import Fetched, batch_by, elements_by, fetch_by
+from ..reading.program import Program
+from ..reading.readers.reader import Reader
+from .host_loop import Fetched, fetch_by, lower, reader_of
 from .placed import Batching, Placed
 from .positional import IndexedSource, Positional
 from .source import Source
@@ -85,6 +85,11 @@ class Pipeline(Positional[T_co]):
         numbers = [number for number, placed in enumerate(self.stages) if placed.on_host]
         return self.stages[: numbers[-1] + 1] if numbers else ()
 
+    @cached_property
+    def _program(self) -> Program:
+        """The host stages and what is below them, as plain functions."""
+        return lower(self.source, self._host_stages)
+
     def _route(self, rows: Rows) -> Rows:
         return self.source._route(rows)
 
@@ -100,14 +105,10 @@ class Pipeline(Positional[T_co]):
 
     def _fetch_here(self, rows: Rows) -> Rows:
         """`_fetch` in this thread, with its own read context, which a worker has set."""
-        remote = read_context().remote
-        if remote is not None and isinstance(rows.index, np.ndarray):
-            found = remote.fetch(rows)
-            if found is not None:
-                return found
         if not self._host_stages:
             return self.source._fetch(rows)
-        return fetch_by(self.source, self._host_stages, rows, self.traits.masks_on_host)
+        spec = self._host_stages[-1].spec
+        return fetch_by(self._program, spec, rows, self.traits.masks_on_host)
 
     def _read(self, rows: Rows) -> tuple[T_co, Any]:
         if not self._host_stages:
@@ -122,7 +123,11 @@ class Pipeline(Positional[T_co]):
 
     def _produce(self, rows: Rows) -> Any:
         """The values and the mask of one batch, if Python runs all stages."""
-        return batch_by(self.source, self.stages, rows)
+        program = self._program
+        if len(self._host_stages) < len(self.stages):  # the last stage is a BatchTransform
+            program = lower(self.source, self.stages)
+        leaves, mask = program.read(rows)
+        return jax.tree.unflatten(self._spec.structure, leaves), mask
 
     def _sample(self) -> Any:
         """One batch, as Python makes it."""
@@ -154,8 +159,12 @@ class IndexedPipeline(Pipeline[T_co], IndexedSource[T_co]):
     def _roots(self) -> frozenset[int]:
         return self.source._roots
 
+    @cached_property
+    def _reader(self) -> Reader:
+        return reader_of(self.source, self.stages)
+
     def _produce(self, rows: Rows) -> Any:
-        return elements_by(self.source, self.stages, rows)
+        return self._reader.read(rows)
 
     def _filler(self) -> Any:
         return self._sample() if self.stages else self.source._filler()

@@ -10,7 +10,6 @@ spec of its result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -19,9 +18,12 @@ import numpy as np
 
 from ..base.pytree import pytree_dataclass, static_field
 from ..base.spec import Spec
-from ..host.element_batch import as_arrays
+from ..host.element_spec import as_arrays, form_of
 from ..order.position import Remainder
 from ..order.rows import Rows
+from ..reading.collate import Collated
+from ..reading.program import Stacked
+from ..reading.stages import Filler
 from .check_stage import as_built
 from .traits import Traits
 
@@ -106,16 +108,9 @@ class Batching(Placed):
     def over(self, traits: Traits) -> Traits:
         return traits.batched(self.stage.batch_size, self.remainder)
 
-    def collect(
-        self, taken: Any, rows: Rows, spec: Callable[[], Spec], filler: Callable[[], Any]
-    ) -> tuple[Any, Any]:
-        """The batch and the mask (None: all real) that Python makes of elements.
-
-        `spec` returns the spec of an element; `filler` returns one to use where one was left out.
-        """
-        if not taken.is_stacked or taken.keep is not None:
-            taken = taken.stack(spec(), self._label, rows, filler)
-        return taken.stacked, taken.keep
+    def collect(self, spec: Spec, filler: Filler) -> Stacked | Collated:
+        """How Python makes batches of elements of this spec."""
+        return Stacked(self._label, form_of(spec), filler)
 
     def sample(self, before: Any) -> Any:
         sample = before._sample()

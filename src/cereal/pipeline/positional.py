@@ -12,9 +12,10 @@ A batch is made by these methods, in this order:
 
 from __future__ import annotations
 
+import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import jax
@@ -27,6 +28,8 @@ from ..order.ordering import Order, as_order
 from ..order.permutation import MAX_HOST, MAX_TRACED
 from ..order.position import Remainder
 from ..order.rows import Plan, Rows, narrow
+from ..reading.element_batch import ElementBatch
+from ..reading.readers.reader import Reader
 from .execute import many_steps, routed_rows, run, run_many
 from .source import Mask, Source
 from .state import Fingerprint, PipelineState, check_state, start_state
@@ -207,9 +210,16 @@ class IndexedSource(Positional[T_co]):
         """The same data for host stages: read by NumPy."""
         return self
 
-    def _produce(self, rows: Rows) -> Any:
-        """The elements of routed rows (in NumPy, one axis), as an `ElementBatch`."""
-        raise TypeError(f"{self._label} is read by compiled code")
+    @cached_property
+    def _reader(self) -> Reader:
+        """What reads its elements in Python, also in another process."""
+        if type(self)._produce is IndexedSource._produce:
+            raise TypeError(f"{self._label} is read by compiled code")
+        return SourceReader(self)
+
+    def _produce(self, rows: Rows) -> ElementBatch:
+        """The elements of routed rows (in NumPy, one axis)."""
+        return self._reader.read(rows)
 
     def _sample(self) -> Any:
         """One element, as Python reads it; an example for the stages above."""
@@ -225,6 +235,21 @@ class IndexedSource(Positional[T_co]):
             return without_weak_types(self.take(narrow(rows.index))), rows.valid
         values, mask = self._read(rows.reshape(1))
         return jax.tree.map(lambda x: x[0], values), None if mask is None else mask[0]
+
+
+class SourceReader(Reader):
+    """Reads a source that has no reader of its own; it refers to the source, and so needs JAX."""
+
+    def __init__(self, source: Any, *, owned: bool = False) -> None:
+        self.label = source._label
+        self._source = (lambda: source) if owned else weakref.ref(source)  # the source holds it
+
+    def read(self, rows: Rows) -> ElementBatch:
+        source: Any = self._source()
+        return source._produce(rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(SourceReader, owned=True), (self._source(),)
 
 
 def _length(source: IndexedSource[Any], order: Order, wide: bool) -> int:

@@ -17,8 +17,7 @@ from typing import Any, Generic, Self, TypeVar
 import jax
 
 from ..base.elsewhere import refuse_elsewhere
-from ..base.errors import PipelineError
-from ..base.pytree import said
+from ..base.errors import PipelineError, said
 from ..base.spec import Spec
 from .execute import many_steps
 from .traits import Traits

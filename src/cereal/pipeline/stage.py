@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from ..base.elsewhere import refuse_elsewhere
-from ..base.pytree import said
+from ..base.errors import said
 from ..base.spec import Spec
 from .check_stage import infer_spec
 from .pipeline import attach

@@ -11,9 +11,9 @@ import numpy as np
 from jax import lax
 
 from ..base.capture import is_traced
-from ..base.errors import StateError
+from ..base.errors import StateError, said
 from ..base.identity import Identity, agree, in_words
-from ..base.pytree import pytree_dataclass, said, static_field
+from ..base.pytree import pytree_dataclass, static_field
 from ..device.transfer import sent, to_device, to_host
 from ..order.threefry import threefry
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from ..base.errors import PipelineError
-from ..host.element_batch import is_leaf
+from ..reading.leaves import is_leaf
 from .pixels import IMAGE_SHAPES, as_image, numeric
 
 Columns = dict[str, list[Any]]

@@ -17,8 +17,6 @@ import numpy as np
 
 from ..base.errors import PipelineError, UsageError
 from ..base.spec import format_spec
-from ..host.element_batch import OBJECT
-from ..host.read_context import SKIPPED
 from ..loaders.drawing import first_of
 from ..loaders.iterators.batch_iterator import BatchIterator
 from ..loaders.loader import DataLoader
@@ -28,6 +26,8 @@ from ..pipeline.positional import Positional
 from ..pipeline.source import Source
 from ..pipeline.stage import Transform
 from ..pipeline.state import check_state, host_words, make_words
+from ..reading.leaves import OBJECT
+from ..reading.read_context import SKIPPED
 from ..sources.dataset import is_dataset
 from .captions import is_names
 from .contents import Columns, named_leaves

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import jax
-import numpy as np
 
 from ..base.pytree import pytree_dataclass, static_field
 from ..base.spec import Spec
+from ..host.element_spec import form_of
 from ..host.host_data import HostData
-from ..host.read_context import read_context
 from ..order.ordering import Order, Sequential
 from ..pipeline.host_source import HostIndexed
-from .index_key import with_index
+from ..reading.readers.arrays import Arrays, ArraysReader
 
 
 @pytree_dataclass
@@ -41,8 +41,13 @@ class ArraysOnHost(HostIndexed[Any]):
     def _roots(self) -> frozenset[int]:
         return frozenset() if self.data is None else frozenset([self.data.number])
 
-    def _take_host(self, indices: np.ndarray) -> Any:
-        return with_index(self.data.rows(indices), indices.astype(np.int32), self.index_key)
+    @cached_property
+    def _reader(self) -> ArraysReader:
+        arrays, structure = self.data.arrays, form_of(self.spec).structure
+        places = structure.unflatten(range(structure.num_leaves))
+        index_at = None if self.index_key is None else places[self.index_key]
+        names = [""] * len(arrays.leaves)
+        return ArraysReader(self._label, arrays, names, structure, index_at)
 
 
 class InMemory(HostData):
@@ -50,22 +55,11 @@ class InMemory(HostData):
 
     def __init__(self, tree: Any) -> None:
         super().__init__()
-        self._leaves, self._structure = jax.tree.flatten(tree)
-
-    def rows(self, indices: np.ndarray) -> Any:
-        """The rows at these indices, stacked."""
-        taken = [take_rows_on_host(leaf, indices) for leaf in self._leaves]
-        return jax.tree.unflatten(self._structure, taken)
+        leaves, self._structure = jax.tree.flatten(tree)
+        self.arrays = Arrays(leaves)
 
     def digest_of(self) -> Any:
-        return self._leaves
+        return self.arrays.leaves
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return InMemory, (jax.tree.unflatten(self._structure, self._leaves),)
-
-
-def take_rows_on_host(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """The rows of a contiguous array, in memory that JAX can use without a copy."""
-    out = read_context().empty((len(indices), *array.shape[1:]), array.dtype)
-    # With `mode="raise"` NumPy would read into a buffer of its own first, and then copy.
-    return np.take(array, indices, axis=0, out=out, mode="clip")
+        return InMemory, (jax.tree.unflatten(self._structure, self.arrays.leaves),)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import cached_property
 from typing import Any, TypeVar
 
 from ..base.spec import Spec
-from ..host.element_batch import ElementBatch
 from ..host.host_data import HostData
-from ..host.read_context import at_element
-from ..order.rows import Rows
 from ..pipeline.host_source import HostIndexed, first_element
 from ..pipeline.traits import Traits
+from ..reading.readers.reader import Reader
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -33,8 +32,9 @@ class ByElement(HostIndexed[T_co]):
     def element_spec(self) -> Any:
         return self.spec.tree
 
-    def _produce(self, rows: Rows) -> ElementBatch:
-        return self.data.read(self._label, rows)
+    @cached_property
+    def _reader(self) -> Reader:
+        return self.data.reader(self._label)
 
     def _sample(self) -> Any:
         if self.data.sample is None:
@@ -46,29 +46,12 @@ class ByElement(HostIndexed[T_co]):
 
 
 class ElementData(HostData):
-    """The data of such a source: `one` gives the element at an index.
+    """The data of such a source, and an example of an element, if one is known."""
 
-    If elements depend on the epoch, `one` takes the epoch as well.
-    """
-
-    def __init__(self, by_epoch: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.sample: Any = None
-        self.by_epoch = by_epoch
 
     @abstractmethod
-    def one(self, *at: int) -> Any:
-        """The element at an index; if elements depend on the epoch: at an index and an epoch."""
-
-    def read(self, label: str, rows: Rows) -> ElementBatch:
-        indices, read = rows.index.tolist(), self.one
-
-        def one(lane: int) -> Any:
-            return at_element(label, rows, lane, read, indices[lane])
-
-        epochs = rows.epoch.tolist() if self.by_epoch else []
-
-        def one_in_epoch(lane: int) -> Any:
-            return at_element(label, rows, lane, read, indices[lane], epochs[lane])
-
-        return ElementBatch(len(indices), one=one_in_epoch if self.by_epoch else one)
+    def reader(self, label: str) -> Reader:
+        """What reads the elements; errors name the source by this label."""

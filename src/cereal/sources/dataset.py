@@ -12,12 +12,10 @@ import numpy as np
 from ..base.errors import PipelineError
 from ..base.pytree import pytree_dataclass, set_fields, static_field
 from ..base.spec import Spec, is_array_like
-from ..host.element_batch import ElementBatch, spec_of_element
-from ..host.read_context import read_context
+from ..host.element_spec import spec_of_element
 from ..order.ordering import Order, Sequential, as_order
-from ..order.rows import Rows
-from ..pipeline.host_source import one_by_one
 from ..pipeline.traits import Traits
+from ..reading.readers.by_element import DatasetReader
 from .array import ArraySampleSource
 from .array_trees import array_leaves, is_frame, leaves_of_tree, refuse_no_data
 from .by_element import ByElement, ElementData
@@ -113,30 +111,11 @@ class _Dataset(ElementData):
     """A dataset. In a Grain dataset epochs begin `stride` elements apart; for others it is 0."""
 
     def __init__(self, dataset: Any, stride: int = 0) -> None:
-        super().__init__(by_epoch=stride > 0)
+        super().__init__()
         self.dataset, self._stride = dataset, stride
-        self._many = getattr(dataset, "__getitems__", None)
 
-    def one(self, index: int, epoch: int = 0) -> Any:  # type: ignore[override]
-        return self.dataset[epoch * self._stride + index]
-
-    def read(self, label: str, rows: Rows) -> ElementBatch:
-        if self._many is None or self.by_epoch or len(rows.index) == 1:
-            return super().read(label, rows)
-        many, indices, here = self._many, rows.index.tolist(), read_context()
-        try:
-            with here.at(label, rows):
-                if here.known_to_hang:
-                    here.check_known_to_hang()
-                values = list(many(indices))
-        except Exception as error:  # reads again one by one, to find the element that fails
-            return one_by_one(super().read(label, rows).element, len(indices), error)
-        if len(values) != len(indices):
-            raise PipelineError(
-                f"{label}: `__getitems__` was asked for {len(indices)} elements and gave "
-                f"{len(values)}; it must return a list of one element per index."
-            )
-        return ElementBatch(len(values), one=values.__getitem__)
+    def reader(self, label: str) -> DatasetReader:
+        return DatasetReader(label, self.dataset, self._stride)
 
     def digest_of(self) -> Any:
         return self.dataset

@@ -11,7 +11,7 @@ import numpy as np
 from ..base.errors import PipelineError, first_line
 from ..base.fitting import check_fits
 from ..device.storage import as_device, native
-from ..host.element_batch import is_leaf
+from ..reading.leaves import is_leaf
 from .array_trees import array_leaves, leaves_of_tree, refuse_no_data
 
 

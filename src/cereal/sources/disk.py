@@ -10,9 +10,10 @@ from ..base.numbers import as_count
 from ..base.pytree import pytree_dataclass, set_fields, static_field
 from ..base.spec import Spec, as_override
 from ..functions.function import arguments_taken, function_name
-from ..host.element_batch import spec_of_element
+from ..host.element_spec import spec_of_element
 from ..order.ordering import Order, Sequential, as_order
 from ..pipeline.traits import Traits
+from ..reading.readers.by_element import FunctionReader
 from .by_element import ByElement, ElementData
 from .length import check_length
 
@@ -102,15 +103,18 @@ def _takes_epoch(sample_fn: Any) -> bool:
 
 class _Function(ElementData):
     def __init__(self, fn: Callable[..., Any], by_epoch: bool = False) -> None:
-        super().__init__(by_epoch)
-        self.one = fn  # type: ignore[method-assign]
+        super().__init__()
+        self.fn, self.by_epoch = fn, by_epoch
+
+    def reader(self, label: str) -> FunctionReader:
+        return FunctionReader(label, self.fn, self.by_epoch)
 
     @property
     def name(self) -> str:
-        return function_name(self.one)
+        return function_name(self.fn)
 
     def digest_of(self) -> Any:
-        return self.one
+        return self.fn
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Function, (self.one, self.by_epoch)
+        return _Function, (self.fn, self.by_epoch)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ..base.errors import PipelineError
 from ..base.numbers import as_whole
 from ..base.pytree import pytree_dataclass, set_fields, static_field
-from ..host.element_batch import ElementBatch
 from ..order.ordering import Order, Sequential, as_order
 from ..order.permutation import MAX_TRACED
-from ..order.rows import Rows, narrow
+from ..order.rows import narrow
 from ..pipeline.host_source import first_element
 from ..pipeline.positional import IndexedSource
 from ..pipeline.traits import Traits
+from ..reading.readers.arrays import RangeReader
+from ..reading.structure import structure_of
 from .index_key import check_index_key, with_index
 
 
@@ -78,12 +79,11 @@ class RangeSource(IndexedSource[jax.Array]):
     def _label(self) -> str:
         return f"RangeSource({self.start}, {self.stop}, ordering={self._order.name})"
 
-    def _produce(self, rows: Rows) -> ElementBatch:
-        values, n = (rows.index + self.start).astype(np.int32), len(rows.index)
-        if self.index_key is None:
-            return ElementBatch(n, stacked=values)
-        index = rows.index.astype(np.int32)
-        return ElementBatch(n, stacked={"value": values, self.index_key: index})
+    @cached_property
+    def _reader(self) -> RangeReader:
+        structure = structure_of(0 if self.index_key is None else {"value": 0, self.index_key: 0})
+        first = self.index_key is not None and self.index_key < "value"
+        return RangeReader(self._label, self.start, structure, first)
 
     def _sample(self) -> Any:
         return first_element(self)

@@ -5,24 +5,26 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
 
 from ..base.errors import PipelineError
-from ..base.fitting import canonical, narrowed
 from ..base.numbers import as_count, as_fractions
 from ..base.pytree import pytree_dataclass, set_copy, set_fields, static_field
 from ..base.spec import Spec, spec_of
 from ..device.gather import take_windows
 from ..device.storage import place_array
+from ..host.element_spec import form_of
 from ..order.ordering import Order, Sequential, as_order
 from ..order.permutation import MAX_TRACED
 from ..pipeline.host_source import HostIndexed
 from ..pipeline.source import Source
 from ..pipeline.traits import Traits
-from .array import leaf_name, one_length
+from ..reading.readers.arrays import WindowReader
+from .array import one_length
 from .array_trees import refuse_list
 from .combined.routed import Routed, adopt
 from .combined.slice import SliceSource, make_slice, part_of
@@ -97,7 +99,7 @@ class WindowSource(HostIndexed[Any]):
         window = one.batched(whole).tree
         set_fields(
             self,
-            data=_Files(data) if files else jax.tree.map(place_array, data),
+            data=MappedArrays(data) if files else jax.tree.map(place_array, data),
             ordering=as_order(ordering, n, _OWNER),
             _size=size,
             context=length,
@@ -113,7 +115,8 @@ class WindowSource(HostIndexed[Any]):
         return self.spec.tree
 
     def _describe(self) -> Traits:
-        host = self.data is None or isinstance(self.data, _Files)  # None: the data was taken out
+        # If it is None, the data was taken out.
+        host = self.data is None or isinstance(self.data, MappedArrays)
         whole = self.context + self.predict
         overlap = whole if self.stride < whole else 0
         return self._describe_as(
@@ -121,7 +124,7 @@ class WindowSource(HostIndexed[Any]):
         )
 
     def _as_host(self) -> WindowSource:
-        return self if self.traits.host else set_copy(self, data=_Files(self.data))
+        return self if self.traits.host else set_copy(self, data=MappedArrays(self.data))
 
     @property
     def _label(self) -> str:
@@ -136,37 +139,12 @@ class WindowSource(HostIndexed[Any]):
         windows = jax.tree.map(lambda leaf: take_windows(leaf, starts, whole), self.data)
         return _parted(windows, self.context, self.predict, axis=1)
 
-    def _take_host(self, indices: np.ndarray) -> Any:
-        return self.data.windows(indices, self.stride, self.context, self.predict)
-
-
-class _Files(MappedArrays):
-    """Arrays in files, read window by window."""
-
-    def __init__(self, tree: Any) -> None:
-        super().__init__(tree)
-        paths, self._structure = jax.tree_util.tree_flatten_with_path(self.tree)
-        self._leaves = [(np.asarray(leaf), leaf_name(path)) for path, leaf in paths]
-
-    def windows(self, indices: np.ndarray, stride: int, context: int, predict: int) -> Any:
-        starts = indices.astype(np.int64) * stride
-
-        def cut(leaf: np.ndarray, name: str) -> np.ndarray:
-            windows = _all_windows(leaf, context + predict)[starts]
-            return narrowed(windows, canonical(leaf.dtype), name)
-
-        found = self._structure.unflatten([cut(leaf, name) for leaf, name in self._leaves])
-        return _parted(found, context, predict, axis=1)
-
-
-def _all_windows(array: np.ndarray, length: int) -> np.ndarray:
-    """A view of every window, [windows, length, ...]; indexing the view makes a copy.
-
-    `sliding_window_view` would take 30 us longer for each batch.
-    """
-    shape = (array.shape[0] - length + 1, length, *array.shape[1:])
-    strides = (array.strides[0], *array.strides)
-    return np.lib.stride_tricks.as_strided(array, shape, strides, writeable=False)
+    @cached_property
+    def _reader(self) -> WindowReader:
+        structure = form_of(self.spec).structure
+        parts = (self.context, self.predict) if self.predict else (self.context,)
+        data = self.data
+        return WindowReader(self._label, data.arrays, data.names, structure, self.stride, parts)
 
 
 def _parted(windows: Any, context: int, predict: int, axis: int = 0) -> Any:

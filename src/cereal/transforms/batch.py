@@ -15,7 +15,7 @@ from ..base.errors import PipelineError
 from ..base.numbers import as_count
 from ..base.pytree import pytree_dataclass, set_fields, static_field
 from ..base.spec import Spec, as_override
-from ..host.element_batch import check_arrays
+from ..host.element_spec import check_arrays
 from ..host.host_data import HostFunction
 from ..order.position import Remainder, steps_in
 from ..pipeline.host_stage import as_host_function, below_host_stage

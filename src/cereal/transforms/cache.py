@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -17,11 +17,11 @@ from ..base.spec import Spec
 from ..cache.name import Named, check_version
 from ..cache.store import CacheStore
 from ..device.explicit_axes import explicit_mesh
-from ..host.element_batch import check_arrays
+from ..host.element_spec import check_arrays
 from ..order.ordering import Order
 from ..order.permutation import MAX_TRACED
 from ..pipeline.elements import chunks_of, read_elements
-from ..pipeline.host_source import HostIndexed
+from ..pipeline.host_source import HostIndexed, TreeReader
 from ..pipeline.positional import IndexedSource
 from ..pipeline.source import Source
 from ..pipeline.stage import Stage, Transform
@@ -198,8 +198,9 @@ class Cached(HostIndexed[Any]):
     def _describe(self) -> Traits:
         return self._describe_as(host=True, by_python=True, wide=True, **dict(self.above))
 
-    def _take_host(self, indices: np.ndarray) -> Any:
-        return self.store.take(indices)
+    @cached_property
+    def _reader(self) -> TreeReader:
+        return TreeReader(self._label, self.spec, self.store.take)
 
 
 @pytree_dataclass

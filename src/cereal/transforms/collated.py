@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -12,15 +11,16 @@ import numpy as np
 from ..base.errors import PipelineError
 from ..base.pytree import pytree_dataclass, set_copy, static_field
 from ..base.spec import Spec, format_spec
-from ..host.element_batch import check_arrays, protected, spec_of_element
+from ..host.element_spec import check_arrays, form_of, spec_of_element
 from ..host.host_data import HostFunction
-from ..host.read_context import SKIPPED
 from ..order.position import Remainder
-from ..order.rows import Rows, host_rows_at
-from ..pipeline.host_loop import as_promised, made_batch
+from ..order.rows import host_rows_at
 from ..pipeline.host_stage import in_short
 from ..pipeline.placed import Batching
 from ..pipeline.traits import Traits
+from ..reading.collate import Collated, collated, collated_leaves
+from ..reading.read_context import SKIPPED
+from ..reading.stages import Filler
 
 
 @pytree_dataclass
@@ -44,22 +44,12 @@ class Collating(Batching):
             function.sample = collate_as_arrays(self.stage, elements, self.spec)
         return function.sample
 
-    def collect(
-        self, taken: Any, rows: Rows, spec: Callable[[], Spec], filler: Callable[[], Any]
-    ) -> tuple[Any, Any]:
+    def collect(self, spec: Spec, filler: Filler) -> Collated:
         del spec
-        taken = taken.listed(rows)
-        keep = taken.keep
-        elements = [taken.element(lane) for lane in range(taken.n)]
-        if keep is not None and not keep.all():
-            stand_in = filler()
-            if stand_in is None:
-                stand_in = next((e for e in elements if e is not SKIPPED), None)
-            if stand_in is None:
-                return self.spec.zeros(), keep
-            elements = [stand_in if e is SKIPPED else e for e in elements]
-        make = lambda: (collate_as_arrays(self.stage, elements, self.spec), keep)  # noqa: E731
-        return made_batch(self, rows, keep, make)
+        stage = self.stage
+        size, stated = stage.batch_size, stage.spec is not None
+        form = form_of(self.spec)
+        return Collated(stage._label, stage.collate.fn, form, filler, size, stated)
 
 
 def collate_with(batch: Any, source: Any) -> Collating:
@@ -118,15 +108,9 @@ def first_batch(source: Any, size: int) -> list[Any]:
 
 def collate_as_arrays(batch: Any, elements: list[Any], promised: Spec | None) -> Any:
     """Calls `collate` with the elements; the batch as arrays, with dtypes that JAX has."""
-    made = batch.collate([protected(element) for element in elements])
-    if made is None:
-        raise PipelineError(f"{batch._label}: `collate` returned None; did it forget to `return`?")
+    made = collated(batch.collate, elements, batch._label)
     spec = Spec(spec_of_element(made)) if promised is None else promised
+    stated, size = batch.spec is not None, batch.batch_size
     check_arrays(spec.tree, batch._label, "return arrays and numbers from `collate`")
-    known = "for the first batch" if batch.spec is None else "by `spec=`"
-    fix = (
-        f"Pad to a fixed length, by `collate=pad_collate(max_length=...)` or in your function, and "
-        f"state what it returns: `BatchTransform({batch.batch_size}, collate=fn, spec=...)`, a "
-        f"tree of `jax.ShapeDtypeStruct(shape, dtype)`."
-    )
-    return as_promised(made, spec, f"{batch._label}: `collate` returned", known, fix)
+    leaves = collated_leaves(made, form_of(spec), batch._label, size, stated)
+    return jax.tree.unflatten(spec.structure, leaves)

@@ -12,8 +12,8 @@ from ..base.errors import OptionWarning, PipelineError
 from ..base.numbers import as_optional_count
 from ..base.spec import Spec
 from ..host.cpus import usable_cpus
-from ..host.read_context import OnError, raise_it, read_context
 from ..pipeline.positional import Positional
+from ..reading.read_context import OnError, raise_it, read_context
 from .choosing import CALLER, Limits, Setting
 
 _MOST_AHEAD_BYTES = 256 * 2**20

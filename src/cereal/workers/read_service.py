@@ -11,17 +11,14 @@ import threading
 import weakref
 from collections import OrderedDict
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 from ..device.transfer import to_device, to_host
-from ..host.buffers import Buffers
 from ..host.crew import Crew
 from ..host.host_data import HostData
-from ..host.read_context import ReadContext, use_read_context
 from ..host.settings import current_settings
 from ..host.track import InlineTrack, Track, TrackClosedError, log
 from ..order.position import Remainder
@@ -31,8 +28,9 @@ from ..pipeline.pipeline import Pipeline, run_by
 from ..pipeline.positional import Positional
 from ..pipeline.source import Source
 from ..pipeline.walk import Walk
+from ..reading.buffers import Buffers
+from ..reading.read_context import ReadContext, use_read_context
 from .options import Options
-from .processes.remote import program_of
 from .rows_ahead import Routes
 from .who_reads import TrackTuning, WhoReads
 
@@ -64,7 +62,9 @@ class ReadService(HostData):
         self._served: OrderedDict[Any, _Answer] = OrderedDict()
         weakref.finalize(self, self.who.abandon)  # when the loader is gone, its threads end
         if self.who.isolated:
-            self.who.pool.payloads.payload_of(program_of(source))  # it pickles, or says why not
+            program = program_of(source)
+            if program is not None:
+                self.who.reader().prepare(program)  # it pickles, or says why not
 
     @property
     def skipped(self) -> int:
@@ -114,7 +114,7 @@ class ReadService(HostData):
             crew=self.crew,
             fetch=source._fetch_here,
             rows_of=rows_of,
-            tuning=TrackTuning(self.who, partial(program_of, source)),
+            tuning=TrackTuning(self.who, program_of(source)),
             buffers=self._buffers,
             on_error=self._policy,
             timeout=self.options.timeout,
@@ -132,7 +132,7 @@ class ReadService(HostData):
         """Reads in the caller's thread."""
         context = ReadContext(self._policy, self._buffers, masked=in_program)
         if self.who.isolated:
-            context.remote = self.who.reader(program_of(source))
+            context.remote = self.who.reader()
         with use_read_context(context), jax.no_execution() if in_program else _NOTHING:
             return source._fetch_here(rows)
 
@@ -256,6 +256,13 @@ def without_service(source: Positional[Any]) -> Any:
     if not isinstance(source, Pipeline):
         return run_by(source, None)
     return source if source.service is None else source._without_service
+
+
+def program_of(source: Any) -> Any:
+    """The host part of a pipeline, if it is one program; None for the parts of combined sources."""
+    if isinstance(source, Pipeline) and not source._host_stages:
+        source = source.source
+    return getattr(source, "_program", None)
 
 
 class _Ahead:

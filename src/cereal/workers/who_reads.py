@@ -75,9 +75,9 @@ class WhoReads:
                 self._pool = ProcessPool(self.most, self._batches(self.most))
             return self._pool
 
-    def reader(self, program: Any) -> RemoteReader:
-        """What reads the steps of this program in processes."""
-        return RemoteReader(self.pool, program, willingly=not self.isolated)
+    def reader(self) -> RemoteReader:
+        """What reads the steps of one iteration in processes."""
+        return RemoteReader(self.pool, willingly=not self.isolated)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -126,7 +126,7 @@ class WhoReads:
         assert chooser.pending is not None
         try:
             self.pool.size = chooser.pending.count
-            tuning.make_reader().start(wait=True)
+            tuning.start(wait=True)
         except (CerealError, OSError, TooLargeError) as error:
             log.info("processes are not tried: %s", error)
             chooser.refused()
@@ -138,23 +138,27 @@ class WhoReads:
 class TrackTuning(Tuning):
     """Who reads the steps of one track."""
 
-    def __init__(self, who: WhoReads, program_of: Callable[[], Any]) -> None:
-        self._who, self._program_of = who, program_of
+    def __init__(self, who: WhoReads, program: Any) -> None:
+        self._who, self._program = who, program
         self._reader: RemoteReader | None = None
         self._lock = threading.Lock()
         self.cheaply = not who.isolated
         if who.setting.kind == "process":
-            self.make_reader().start()
+            self.start()
 
-    def make_reader(self) -> RemoteReader:
+    def start(self, *, wait: bool = False) -> None:
+        """Starts the processes, and sends them the program."""
+        self._remote().start(self._program, wait=wait)
+
+    def _remote(self) -> RemoteReader:
         with self._lock:
             if self._reader is None:
-                self._reader = self._who.reader(self._program_of())
+                self._reader = self._who.reader()
             return self._reader
 
     @property
     def remote(self) -> Any:  # type: ignore[override]
-        return self.make_reader() if self._who.setting.kind == "process" else None
+        return self._remote() if self._who.setting.kind == "process" else None
 
     @property
     def caller(self) -> bool:  # type: ignore[override]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import jax
@@ -11,13 +12,13 @@ import numpy as np
 from ...base.errors import PipelineError
 from ...base.pytree import set_fields
 from ...base.spec import Spec
-from ...host.element_batch import ElementBatch
 from ...order.ordering import Order, Sequential, Shuffle, as_order
 from ...order.permutation import MAX_TRACED
 from ...order.rows import Rows
 from ...pipeline.positional import IndexedSource, Positional
 from ...pipeline.source import Source
 from ...pipeline.traits import Traits
+from ...reading.readers.combined import RoutedReader
 from ...routes.branches import part_salt
 from ...routes.route import Route, Run
 from ..dataset import is_dataset
@@ -69,11 +70,9 @@ class Routed(OverMembers[T_co]):
         below = self.store._fetch(rows.below.replaced(key=rows.key))
         return rows.replaced(below=below.without_key)
 
-    def _produce(self, rows: Rows) -> ElementBatch:
-        taken, valid = self.store._produce(rows.below.replaced(key=rows.key)), rows.below.valid
-        if self.path.traits.masks and valid is not None:
-            taken.keep = valid if taken.keep is None else taken.keep & valid
-        return taken
+    @cached_property
+    def _reader(self) -> RoutedReader:
+        return RoutedReader(self.store._reader, self.path.traits.masks)
 
     def _untouched(self, rows: Rows) -> Any:
         return None if self.path.traits.masks else self.store._untouched(rows.below)

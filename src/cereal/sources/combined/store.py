@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -24,16 +25,17 @@ from ...base.capture import any_traced, is_concrete
 from ...base.errors import PipelineError
 from ...base.pytree import pytree_dataclass, set_fields, static_field
 from ...base.spec import Spec
-from ...host.element_batch import ElementBatch
-from ...host.read_context import read_context
 from ...order.ordering import Sequential
 from ...order.permutation import MAX_TRACED
 from ...order.rows import Rows
 from ...pipeline.host_source import HostIndexed
 from ...pipeline.pipeline import IndexedPipeline, make_pipeline, parts_of
 from ...pipeline.placed import CompiledStage
-from ...pipeline.positional import IndexedSource
+from ...pipeline.positional import IndexedSource, Positional
 from ...pipeline.traits import Traits
+from ...reading.element_batch import ElementBatch
+from ...reading.readers.combined import StoreReader
+from ...reading.readers.reader import Reader
 from ..array import ArraySampleSource
 from .over_members import OverMembers
 
@@ -84,8 +86,10 @@ class Store(OverMembers[Any]):
             found = _select(here, (values, mask), found)
         return found
 
-    def _produce(self, rows: Rows) -> ElementBatch:
-        return produce_each(self._below(rows), self.starts, rows.index)
+    @cached_property
+    def _reader(self) -> StoreReader:
+        readers = tuple(base._reader for base in self.bases)
+        return StoreReader(readers, self.starts, self.traits.random_stages > 0)
 
     def _untouched(self, rows: Rows) -> Any:
         return self.bases[0]._untouched(rows.below[0]) if len(self.bases) == 1 else None
@@ -144,53 +148,41 @@ class HostBases(OverMembers[Any], HostIndexed[Any]):
     def element_spec(self) -> Any:
         return self.bases[0].element_spec()
 
-    def _produce(self, rows: Rows) -> ElementBatch:
-        each = []
-        for number, (base, start) in enumerate(zip(self.bases, self.starts, strict=True)):
-            index = np.clip(rows.index - start, 0, len(base) - 1)
-            key = self._member_key(rows.key, number)
-            each.append((base, base._route(rows.replaced(index=index, key=key)).replaced(key=key)))
-        return produce_each(each, self.starts, rows.index)
+    @cached_property
+    def _reader(self) -> StoreReader:
+        readers = tuple(map(_routing_reader, self.bases))
+        lengths = tuple(map(len, self.bases))
+        return StoreReader(readers, self.starts, self.traits.random_stages > 0, lengths)
 
 
-def produce_each(
-    each: Sequence[tuple[Any, Rows]], starts: tuple[int, ...], index: np.ndarray
-) -> ElementBatch:
-    """Each source reads the rows that are its own; the results are joined in the order of rows."""
-    if len(each) == 1:
-        return each[0][0]._produce(each[0][1])
-    owner = np.searchsorted(np.asarray(starts), index, side="right") - 1
-    found = []
-    for number in np.unique(owner):
-        base, rows = each[number]
-        lanes = np.flatnonzero(owner == number)
-        if len(lanes) == len(index):
-            return base._produce(rows)
-        found.append((lanes, base._produce(rows[lanes])))
-    keep = None
-    if any(taken.keep is not None for _, taken in found):
-        keep = np.ones(len(index), np.bool_)
-        for lanes, taken in found:
-            keep[lanes] = True if taken.keep is None else taken.keep
-    if not all(taken.is_stacked for _, taken in found):
-        where = {
-            lane: (taken, at) for lanes, taken in found for at, lane in enumerate(lanes.tolist())
-        }
+def _routing_reader(base: Any) -> Reader:
+    """What reads a source whose rows have not been routed."""
+    routed = type(parts_of(base)[0])._route is not Positional._route
+    return _RoutingReader(base) if routed else base._reader
 
-        def one(lane: int) -> Any:
-            taken, at = where[lane]
-            return taken.element(at)
 
-        return ElementBatch(len(index), one=one, keep=keep)
+class _RoutingReader(Reader):
+    """Routes rows, and reads them; it holds the source, and so needs JAX."""
 
-    def joined(*columns: np.ndarray) -> np.ndarray:
-        out = read_context().empty((len(index), *columns[0].shape[1:]), columns[0].dtype)
-        for (lanes, _), column in zip(found, columns, strict=True):
-            out[lanes] = column
-        return out
+    def __init__(self, source: Any) -> None:
+        self.source, self.label = source, source._label
 
-    stacked = jax.tree.map(joined, *(taken.stacked for _, taken in found))
-    return ElementBatch(len(index), stacked=stacked, keep=keep)
+    @property
+    def can_move(self) -> bool:
+        return self.source._reader.can_move
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.source._reader.labels
+
+    def read(self, rows: Rows) -> ElementBatch:
+        return self.source._reader.read(self._routed(rows))
+
+    def find(self, rows: Rows, lane: int, label: str) -> tuple[Rows, int] | None:
+        return self.source._reader.find(self._routed(rows), lane, label)
+
+    def _routed(self, rows: Rows) -> Rows:
+        return self.source._route(rows).replaced(key=rows.key)
 
 
 def make_store(bases: Sequence[IndexedSource[Any]]) -> tuple[Store, list[int]]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
-import numpy as np
 
 from ...base.errors import PipelineError
 from ...base.identity import listed
 from ...base.pytree import pytree_dataclass, set_fields, static_field
-from ...host.element_batch import ElementBatch
-from ...host.read_context import SKIPPED
 from ...order.ordering import Order
 from ...order.rows import Rows
 from ...pipeline.source import Source
 from ...pipeline.traits import Traits
+from ...reading.readers.combined import ZipReader
+from ...reading.structure import structure_of
 from .over_members import OverMembers
 from .routed import check_part, count_of, inherited
 
@@ -105,21 +105,11 @@ class ZipSource(OverMembers[Any]):
             for number, (source, each) in pairs
         ]
 
-    def _produce(self, rows: Rows) -> ElementBatch:
-        found = [source._produce(each) for source, each in self._below(rows)]
-        keeps = [taken.keep for taken in found if taken.keep is not None]
-        keep = np.logical_and.reduce(keeps) if keeps else None
-        n = found[0].n
-        if all(taken.is_stacked for taken in found):
-            return ElementBatch(
-                n, stacked=self._tree([taken.stacked for taken in found]), keep=keep
-            )
-
-        def one(lane: int) -> Any:
-            parts = [taken.element(lane) for taken in found]
-            return SKIPPED if any(part is SKIPPED for part in parts) else self._tree(parts)
-
-        return ElementBatch(n, one=one, keep=keep)
+    @cached_property
+    def _reader(self) -> ZipReader:
+        readers = tuple(source._reader for source in self.sources)
+        outer = structure_of(self._tree([0] * len(readers)))
+        return ZipReader(readers, outer, self.traits.random_stages > 0)
 
     def _read(self, rows: Rows) -> tuple[Any, Any]:
         rows = self._route(rows) if rows.below is None else rows

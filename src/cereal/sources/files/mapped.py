@@ -10,6 +10,8 @@ import jax
 import numpy as np
 
 from ...host.host_data import HostData
+from ...reading.readers.arrays import Arrays, as_file, place_of
+from ..array import leaf_name
 
 
 class MappedArrays(HostData):
@@ -18,25 +20,17 @@ class MappedArrays(HostData):
     def __init__(self, tree: Any) -> None:
         super().__init__()
         self.tree = jax.tree.map(lambda x: x if isinstance(x, np.memmap) else np.array(x), tree)
+        paths, _ = jax.tree_util.tree_flatten_with_path(self.tree)
+        self.arrays = Arrays([leaf for _, leaf in paths])
+        self.names = [leaf_name(path) for path, _ in paths]
 
     def digest_of(self) -> Any:
         return jax.tree.map(_file_digest, self.tree)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles a file as its name, if it can be mapped again from it; other arrays as values."""
-        tree = jax.tree.map(_as_file, self.tree)
+        tree = jax.tree.map(as_file, self.tree)
         return _restored, (type(self), tree, getattr(self, "where", None))
-
-
-def _as_file(leaf: Any) -> Any:
-    """A call that maps this part of a file again; an array that is not in a file, unchanged."""
-    root, place = _place_of(leaf)
-    flags = leaf.flags
-    if root is None or not (flags.c_contiguous or flags.f_contiguous):
-        return leaf
-    order = "C" if flags.c_contiguous else "F"
-    path = os.path.abspath(root.filename)
-    return partial(np.memmap, path, leaf.dtype, "r", place, leaf.shape, order)
 
 
 def _restored(cls: Any, tree: Any, where: Any) -> Any:
@@ -46,21 +40,9 @@ def _restored(cls: Any, tree: Any, where: Any) -> Any:
     return made
 
 
-def _place_of(leaf: Any) -> tuple[Any, int]:
-    """The mapped file that holds an array, and the place in it where the array begins."""
-    root = leaf
-    while isinstance(getattr(root, "base", None), np.memmap):
-        root = root.base
-    path = getattr(root, "filename", None)
-    if path is None or not os.path.exists(path):
-        return None, 0
-    begin = leaf.__array_interface__["data"][0] - root.__array_interface__["data"][0]
-    return root, begin + root.offset
-
-
 def _file_digest(leaf: Any) -> Any:
     """For a file: its name, size and time, and the array's place in it. Otherwise the values."""
-    root, place = _place_of(leaf)
+    root, place = place_of(leaf)
     if root is None:
         return np.asarray(leaf)
     path = os.path.abspath(root.filename)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from ...base.fitting import canonical, narrowed
 from ...base.numbers import as_optional_count
 from ...base.pytree import pytree_dataclass, set_fields, static_field
 from ...base.spec import Spec, spec_of
+from ...host.element_spec import form_of
 from ...order.ordering import Order, Sequential, as_order
 from ...pipeline.host_source import HostIndexed
 from ...pipeline.traits import Traits
-from ..array import leaf_name, one_length
+from ...reading.readers.arrays import ArraysReader
+from ..array import one_length
 from ..array_trees import refuse_list
-from ..arrays_on_host import take_rows_on_host
 from ..length import check_length
 from .array_files import open_arrays
 from .mapped import MappedArrays
@@ -85,8 +85,10 @@ class MemmapSource(HostIndexed[Any]):
         where = f"{self.data.where}, " if self.data.where else ""
         return f"{_OWNER}({where}ordering={self._order.name})"
 
-    def _take_host(self, indices: np.ndarray) -> Any:
-        return self.data.rows(indices)
+    @cached_property
+    def _reader(self) -> ArraysReader:
+        structure = form_of(self.spec).structure
+        return ArraysReader(self._label, self.data.arrays, self.data.names, structure)
 
 
 class _Rows(MappedArrays):
@@ -95,17 +97,3 @@ class _Rows(MappedArrays):
     def __init__(self, tree: Any, where: str = "") -> None:
         super().__init__(tree)
         self.where = where
-        # Plain arrays: indexing a memmap makes another memmap, which is slower.
-        paths, self._structure = jax.tree_util.tree_flatten_with_path(self.tree)
-        self._leaves = [(np.asarray(leaf), leaf_name(path)) for path, leaf in paths]
-
-    def rows(self, indices: np.ndarray) -> Any:
-        taken = [_take(leaf, indices, name) for leaf, name in self._leaves]
-        return jax.tree.unflatten(self._structure, taken)
-
-
-def _take(array: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
-    dtype = canonical(array.dtype)
-    if dtype != array.dtype or not array.flags.c_contiguous:
-        return narrowed(array[indices], dtype, name)
-    return take_rows_on_host(array, indices)

@@ -10,7 +10,7 @@ from ...base.numbers import as_optional_count
 from ...base.pytree import pytree_dataclass, set_fields, static_field
 from ...base.spec import Spec
 from ...functions.function import arguments_taken
-from ...host.element_batch import spec_of_element
+from ...host.element_spec import spec_of_element
 from ...order.ordering import Order, Sequential
 from ...order.permutation import MAX_HOST
 from ...pipeline.traits import Traits

@@ -25,9 +25,10 @@ import numpy as np
 from ...base.errors import PipelineError, in_one_line
 from ...device.transfer import to_device, to_host
 from ...functions.function import function_name
-from ...host.element_batch import ElementBatch
-from ...host.read_context import SKIPPED, Failed, annotate, at_element
 from ...order.rows import Rows
+from ...reading.element_batch import ElementBatch
+from ...reading.read_context import SKIPPED, Failed, annotate, at_element
+from ...reading.readers.reader import Reader
 from ..by_element import ElementData
 from .bookmark import BOOKMARK_BYTES, Bookmark, Run, packed, unpacked
 
@@ -102,7 +103,7 @@ class IteratorData(ElementData):
     """The data of an iterable source: its iterators, and elements that were read early."""
 
     def __init__(self, make: Any, length: int | None, given: int) -> None:
-        super().__init__(by_epoch=given > 0)
+        super().__init__()
         self.make, self.length = make, length
         self._given = given  # arguments of `make`: none, the epoch, the epoch and the key
         self.window = 1 << 10  # the largest distance between positions in use at once
@@ -163,6 +164,9 @@ class IteratorData(ElementData):
         """The number of elements of an epoch; None if its end has not been reached yet."""
         return self._ends.get(self._run(key, epoch))
 
+    def reader(self, label: str) -> IteratorReader:
+        return IteratorReader(label, self)
+
     def read(self, label: str, rows: Rows) -> ElementBatch:
         values = []
         epochs, positions = rows.epoch.tolist(), rows.index.tolist()
@@ -178,8 +182,7 @@ class IteratorData(ElementData):
                 if self._peeking and value is not SKIPPED:
                     self._peeked[at] = value
             self._mark(places[-1][0])
-        keep = np.array([value is not SKIPPED for value in values])
-        return ElementBatch(len(values), one=values.__getitem__, keep=keep)
+        return ElementBatch.of_list(values)
 
     def _element(self, at: tuple[Run, int]) -> Any:
         if at in self._kept:
@@ -307,6 +310,20 @@ def _restored(make: Any, length: Any, given: int, known: dict[str, Any]) -> Iter
     data = IteratorData(make, length, given)
     vars(data).update(known)
     return data
+
+
+class IteratorReader(Reader):
+    """Reads iterators; they are here, and go to no other process."""
+
+    def __init__(self, label: str, data: IteratorData) -> None:
+        self.label, self.data = label, data
+
+    @property
+    def can_move(self) -> bool:
+        return False
+
+    def read(self, rows: Rows) -> ElementBatch:
+        return self.data.read(self.label, rows)
 
 
 class _BrokenIterator(BaseException):

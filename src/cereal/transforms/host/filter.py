@@ -9,15 +9,16 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from ...base.errors import PipelineError
 from ...base.pytree import pytree_dataclass, set_fields
-from ...host.element_batch import ElementBatch, protected
+from ...host.element_spec import repeated
 from ...host.host_data import HostFunction
-from ...host.read_context import SKIPPED
 from ...order.rows import Rows, routed_at
 from ...pipeline.host_source import first_element
-from ...pipeline.host_stage import HostStage, as_host_function, repeated
+from ...pipeline.host_stage import HostStage, as_host_function
 from ...pipeline.traits import StageTraits
+from ...reading.leaves import protected
+from ...reading.read_context import SKIPPED
+from ...reading.stages import FilterStage
 
 
 @pytree_dataclass
@@ -46,26 +47,13 @@ class HostFilterTransform(HostStage):
     def __init__(self, fn: Callable[[Any], Any]) -> None:
         set_fields(self, fn=as_host_function(fn, "HostFilterTransform", "")[0])
 
-    def on_elements(self, taken: ElementBatch, rows: Rows, words: Any) -> ElementBatch:
-        del words
-        fn, label = self.fn.fn, self._label
+    def over_elements(self, number: int) -> FilterStage:
+        del number
+        return FilterStage(self._label, self.fn.fn)
 
-        def run(value: Any, lane: int) -> Any:
-            del lane
-            decision = fn(protected(value))
-            kind = getattr(decision, "dtype", np.dtype(type(decision)))
-            if kind != np.bool_ or getattr(decision, "shape", ()):
-                raise PipelineError(
-                    f"{label}: the function must return one True or False per element, returned "
-                    f"{type(decision).__name__} ({decision!r:.40}); write a comparison."
-                )
-            return value if decision else SKIPPED
-
-        return taken.mapped(label, rows, run)
-
-    def on_sample(self, source: Any, rows: Rows, words: Any) -> tuple[Any, Any]:
+    def on_sample(self, source: Any, rows: Rows) -> tuple[Any, Any]:
         """An element that passes, if there is one near the start: later stages get only such."""
-        element, sample = super().on_sample(source, rows, words)
+        element, sample = super().on_sample(source, rows)
         if element is not SKIPPED:
             return element, sample
         if not source.traits.lanes:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ...base.pytree import pytree_dataclass, set_fields, static_field
 from ...base.spec import Spec
-from ...host.element_batch import ElementBatch, protected
+from ...host.element_spec import form_of
 from ...host.host_data import HostFunction
 from ...order.rows import Rows
 from ...pipeline.host_stage import HostStage, as_host_function
+from ...reading.leaves import protected
+from ...reading.stages import BatchMap, MapStage, seen_mask
+from ...reading.structure import Structure
 
 
 @pytree_dataclass
@@ -39,29 +40,23 @@ class HostMapTransform(HostStage):
         function, second = as_host_function(fn, "HostMapTransform", "mask")
         set_fields(self, fn=function, with_mask=second)
 
-    def on_elements(self, taken: ElementBatch, rows: Rows, words: Any) -> ElementBatch:
-        del words
-        fn, with_mask = self.fn.fn, self.with_mask
+    def over_elements(self, number: int) -> MapStage:
+        del number
+        return MapStage(self._label, self.fn.fn, self.with_mask)
 
-        def run(value: Any, lane: int) -> Any:
-            del lane
-            return fn(protected(value), True) if with_mask else fn(protected(value))
+    def over_batches(
+        self, number: int, before: Structure, spec: Spec, lanes: tuple[int, ...]
+    ) -> BatchMap:
+        del number
+        form = form_of(spec)
+        return BatchMap(self._label, before, form, lanes, self.fn.fn, self.with_mask)
 
-        return taken.mapped(self._label, rows, run)
-
-    def on_batch(self, values: Any, mask: Any, rows: Rows, words: Any, spec: Spec) -> Any:
-        del words, spec
-        if not self.with_mask:
-            return self.fn(protected(values)), mask
-        seen = np.ones(rows.index.shape, np.bool_) if mask is None else mask
-        seen = seen if rows.valid is None else seen & rows.valid
-        return self.fn(protected(values), protected(seen)), mask
-
-    def on_sample(self, source: Any, rows: Rows, words: Any) -> tuple[Any, Any]:
+    def on_sample(self, source: Any, rows: Rows) -> tuple[Any, Any]:
         if not source.traits.lanes:
-            return super().on_sample(source, rows, words)
+            return super().on_sample(source, rows)
         return None, self.sample_batch(source._sample(), rows)
 
     def sample_batch(self, sample: Any, rows: Rows) -> Any:
-        made, _ = self.on_batch(sample, None, rows, None, Spec(()))
-        return made
+        if not self.with_mask:
+            return self.fn(protected(sample))
+        return self.fn(protected(sample), protected(seen_mask(None, rows)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...base.errors import UsageError
 from ...base.foreign_errors import ran_inside_program
-from ...host.read_context import ReadContext, raise_it, use_read_context
+from ...reading.read_context import ReadContext, annotate, raise_it, use_read_context
 from .errors_across import packed
 
 
@@ -24,18 +24,18 @@ class ProcessContext(ReadContext):
 
     def __init__(self, channel: Any, status: Any, job: Any, hung: dict[Any, Any]) -> None:
         super().__init__(self._ask if job.asks else raise_it, masked=job.masked)
-        self._channel, self._job = channel, job
-        self.status = status
-        self.known_to_hang = hung
+        self.empty = self._empty
+        self.status, self.step_number = status[:3], status[3:]
+        self.known_to_hang, self.given = hung, job.given
+        self._channel = channel
         self._rooms: list[np.ndarray] = []
-        self.given = job.given
-        self._at = 0  # the step that is read, if a step is a batch
 
     def run(self, program: Any, rows: Any, rooms: list[np.ndarray]) -> np.ndarray | None:
         """Reads all rows into the rooms; returns the mask (None: all real)."""
         before = "jax" in sys.modules
         keep = self._run(program, rows, rooms)
         if "jax" in sys.modules and not before:
+            self.given = None if self.given is None else self.given.again()
             keep = self._run(program, rows, rooms)  # again: now JAX refuses to run
         return keep
 
@@ -44,8 +44,9 @@ class ProcessContext(ReadContext):
             if not program.lanes:
                 return self._read(program, rows, rooms)
             found = []
-            for self._at in range(len(rows.index)):
-                found.append(self._read(program, rows[self._at], [room[self._at] for room in rooms]))
+            for at in range(len(rows.index)):
+                self.step_number[0] = at
+                found.append(self._read(program, rows[at], [room[at] for room in rooms]))
         if all(keep is None for keep in found):
             return None
         full = np.ones(rows.index.shape[1:], np.bool_)
@@ -54,18 +55,18 @@ class ProcessContext(ReadContext):
     def _read(self, program: Any, rows: Any, rooms: list[np.ndarray]) -> np.ndarray | None:
         self._rooms = list(rooms)
         leaves, keep = program.read(rows)
-        # An array that lies elsewhere is copied. If it lies in the room of another, first of all.
-        moved = [
-            leaf.copy() if leaf is not room and _lies_in(leaf, rooms) and not _same(leaf, room)
-            else leaf
-            for leaf, room in zip(leaves, rooms, strict=True)
+        wrong = [not _same(leaf, room) for leaf, room in zip(leaves, rooms, strict=True)]
+        # What lies in the room of another is copied first, before something is written there.
+        leaves = [
+            leaf.copy() if moves and _lies_in(leaf, rooms) else leaf
+            for leaf, moves in zip(leaves, wrong, strict=True)
         ]
-        for leaf, room in zip(moved, rooms, strict=True):
-            if not _same(leaf, room):
+        for leaf, room, moves in zip(leaves, rooms, wrong, strict=True):
+            if moves:
                 room[...] = leaf
         return keep
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:  # type: ignore[override]
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Memory of the batch, if a part of it has this shape and dtype and is not taken yet."""
         for number, room in enumerate(self._rooms):
             if room.shape == shape and room.dtype == dtype:
@@ -75,21 +76,18 @@ class ProcessContext(ReadContext):
     def own(self, array: np.ndarray) -> np.ndarray:
         return array  # `_read` copies it
 
-    def check_known_to_hang(self) -> None:
-        rows, lane = (self.rows, self.lane) if self.top is None else (self.top, self.top_lane)
-        at = int(rows.index.reshape(-1)[lane]), int(rows.epoch.reshape(-1)[lane])
-        if at in self.known_to_hang:
-            raise self.known_to_hang[at]
-
-    def failed(self, error: Exception) -> Any:
+    def failed(self, error: BaseException) -> Any:
         if ran_inside_program(error):
-            raise UsageError(f"{self.stage} {_RAN_JAX}") from None
+            place = self.place()
+            refused = UsageError(f"{place.stage if place else self.stage} {_RAN_JAX}")
+            annotate(refused, place)
+            raise refused from None
         return super().failed(error)
 
     def _ask(self, error: Exception) -> Any:
         """What the loader's `on_error` says."""
-        lane = self.lane if self.top is None else self.top_lane
-        self._channel.send(("failed", self._at, lane, self.place(), packed(error)))
+        message = ("failed", int(self.step_number[0]), int(self.status[0]), self.place())
+        self._channel.send((*message, packed(error)))
         kind, *answer = self._channel.receive()
         if kind == "raise":
             raise Unwind
@@ -97,9 +95,8 @@ class ProcessContext(ReadContext):
 
 
 _RAN_JAX = (
-    "runs JAX, in a worker process, which has no device and no business with JAX. In this function "
-    'use NumPy (`np.` in place of `jnp.`); or let threads read: `DataLoader(..., '
-    'worker_type="thread")`.'
+    "runs JAX, in a worker process, which must not: it has no device. In this function use NumPy "
+    "(`np.` in place of `jnp.`); or let threads read: `DataLoader(..., worker_type=\"thread\")`."
 )
 
 
@@ -111,15 +108,11 @@ def _without_jax() -> Iterator[None]:
         yield
 
 
-def memory_of(array: np.ndarray) -> memoryview:
-    return memoryview(array)
-
-
 def _lies_in(array: np.ndarray, rooms: list[np.ndarray]) -> bool:
     return any(np.may_share_memory(array, room) for room in rooms)
 
 
 def _same(array: np.ndarray, room: np.ndarray) -> bool:
     """Whether the array is this room: the same memory, in the same shape."""
-    ours, theirs = array.__array_interface__, room.__array_interface__
-    return ours["data"][0] == theirs["data"][0] and array.strides == room.strides
+    ours, theirs = array.__array_interface__["data"][0], room.__array_interface__["data"][0]
+    return ours == theirs and array.shape == room.shape and array.strides == room.strides

@@ -26,27 +26,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...base.fitting import set_wide_types
 from .channel import Channel, ClosedError
 from .errors_across import packed, unpacked
 from .layout import Leaf, size_of, views
-from .process_context import ProcessContext, Unwind, memory_of
+from .process_context import ProcessContext, Unwind
 from .shared_memory import map_part
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's `mallopt`
-STATUS = 64  # bytes: which lane is being read, since when, in which stage
+MOST_PROGRAMS = 8
+STATUS = 64  # bytes: which lane is being read, since when, in which stage, of which step
 IDLE = -1.0
 
 
 class Job(NamedTuple):
     """What to read: some of the `count` steps, or elements, of a batch."""
 
+    program: int
     rows: Any  # with one axis before those of a step
     begin: int  # the first of them
     count: int  # of the whole batch
     memory: tuple[int, int] | None  # a part of the shared file; None: the answer is sent back
     masked: bool
     asks: bool  # whether `on_error` decides about errors
-    hung: dict[tuple[int, int], Any]  # elements that must not be tried again: their errors
+    hung: dict[Any, Any]  # elements that must not be tried again: their errors
     wide: bool  # whether JAX has 64-bit types
     errstate: dict[str, Any]
     given: Any  # the elements, if the loader has read them already
@@ -106,8 +109,7 @@ class _Worker:
 
     def __init__(self, channel: Channel, memory: int) -> None:
         self._channel, self._file = channel, memory
-        self._program: Any = None
-        self._leaves: tuple[Leaf, ...] = ()
+        self._programs: dict[int, Any] = {}
         self._status: Any = None
         self._mapped: dict[tuple[int, int], np.ndarray] = {}
 
@@ -115,12 +117,12 @@ class _Worker:
         sys.path[:] = path
         self._status = memoryview(map_part(self._file, status, STATUS)).cast("d")
 
-    def program(self, body: bytes, parts: list[tuple[int, int]]) -> None:
-        self._program = None
+    def program(self, number: int, body: bytes, parts: list[tuple[int, int]]) -> None:
+        while len(self._programs) >= MOST_PROGRAMS:
+            del self._programs[min(self._programs)]
         try:
-            arrays = [memory_of(map_part(self._file, *part, private=True)) for part in parts]
-            self._program = pickle.loads(body, buffers=arrays)
-            self._leaves = self._program.leaves
+            arrays = [memoryview(map_part(self._file, *part, private=True)) for part in parts]
+            self._programs[number] = pickle.loads(body, buffers=arrays)
         except BaseException as error:
             self._channel.send(("broken", packed(error)))
         else:
@@ -129,10 +131,12 @@ class _Worker:
     def read(self, job: Job) -> None:
         hung = {at: unpacked(error) for at, error in job.hung.items()}
         context = ProcessContext(self._channel, self._status, job, hung)
+        program = self._programs[job.program]
+        set_wide_types(lambda: job.wide)
         try:
-            rooms, mapped = self._rooms(job)
+            rooms, mapped = self._rooms(job, leaves_of(program))
             with np.errstate(**job.errstate):
-                keep = context.run(self._program, job.rows, rooms)
+                keep = context.run(program, job.rows, rooms)
         except Unwind:
             return
         except ClosedError:
@@ -147,7 +151,7 @@ class _Worker:
             for room in rooms:
                 self._channel.send_array(room)
 
-    def _rooms(self, job: Job) -> tuple[list[np.ndarray], bool]:
+    def _rooms(self, job: Job, leaves: list[Leaf]) -> tuple[list[np.ndarray], bool]:
         """Where to write each array, and whether the loader sees it there."""
         n = len(job.rows.index)
         if job.memory is not None:
@@ -155,7 +159,12 @@ class _Worker:
                 found = self._mapped.get(job.memory)
                 if found is None:
                     found = self._mapped[job.memory] = map_part(self._file, *job.memory)
-                whole = views(found, self._leaves, job.count)
+                whole = views(found, leaves, job.count)
                 return [room[job.begin : job.begin + n] for room in whole], True
-        own = np.empty(size_of(self._leaves, n), np.uint8)
-        return views(own, self._leaves, n), False
+        own = np.empty(size_of(leaves, n), np.uint8)
+        return views(own, leaves, n), False
+
+
+def leaves_of(program: Any) -> list[Leaf]:
+    """The shapes and dtypes of one step of a program."""
+    return [(leaf.shape, np.dtype(leaf.dtype)) for leaf in program.form.leaves]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import io
+import itertools
 import logging
 import pickle
+import threading
 import time
 from typing import Any
 
@@ -23,6 +25,8 @@ from .slots import Slots
 log = logging.getLogger("cereal")
 _LARGE = 1 << 16
 _SLOW = 1.0  # seconds of pickling after which changes are not looked for
+_MOST_RECENT = 4
+_numbers = itertools.count()
 _MOST_COPIED = 32 * 2**20  # bytes that are copied into every process without being asked
 _MOST_SHARED = 2**30
 _compare = ctypes.CDLL(None).memcmp
@@ -37,6 +41,7 @@ class Payload:
     """A pickled program; its large arrays are in shared memory."""
 
     def __init__(self, body: bytes, arrays: list[np.ndarray], slots: Slots) -> None:
+        self.number = next(_numbers)
         self.body = body
         self._slots = []
         for array in arrays:
@@ -57,34 +62,47 @@ class Payload:
 
 
 class Payloads:
-    """The payload of a loader, made anew whenever a function, or what it refers to, has changed."""
+    """The payloads of a loader. One is made anew if a function, or what it refers to, changed."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self._now: Payload | None = None
-        self._took, self._said = 0.0, False
+        self._lock = threading.Lock()
+        self._recent: list[Payload] = []
+        self._slow: list[tuple[Any, Payload, float]] = []  # programs that take long to pickle
 
     def payload_of(self, program: Any, *, willingly: bool = False) -> Payload:
         """The program as a worker gets it; the same object as long as nothing has changed.
 
         `willingly`: the user has not asked for processes, so it must not be too large.
         """
-        if self._now is not None and self._took > _SLOW:
-            if not self._said:
-                self._said = True
-                log.warning(
-                    "pickling the pipeline for the worker processes took %.1f s, so it is done "
-                    "only once: if you change the dataset or what its functions refer to, call "
-                    "`loader.close()`, and the next iteration sends it again",
-                    self._took,
-                )
-            return self._now
-        began = time.perf_counter()
-        body, arrays = pickled(program, small=willingly)
-        if self._now is None or not self._now.holds(body, arrays):
-            self._now = _payload(body, arrays, program, self._slots)
-        self._took = time.perf_counter() - began
-        return self._now
+        with self._lock:
+            for known, payload, took in self._slow:
+                if known is program:
+                    self._warn(took)
+                    return payload
+            began = time.perf_counter()
+            body, arrays = pickled(program, small=willingly)
+            found = next((each for each in self._recent if each.holds(body, arrays)), None)
+            if found is None:
+                found = _payload(body, arrays, program, self._slots)
+                self._recent = [*self._recent[-_MOST_RECENT:], found]
+            took = time.perf_counter() - began
+            if took > _SLOW:
+                self._slow = [*self._slow[-_MOST_RECENT:], (program, found, took)]
+            return found
+
+    def forget(self) -> None:
+        """Everything is pickled again, and sent again."""
+        with self._lock:
+            self._recent, self._slow = [], []
+
+    def _warn(self, took: float) -> None:
+        log.warning(
+            "pickling the pipeline for the worker processes took %.1f s, so it is done only once: "
+            "if you change the dataset, or what its functions refer to, call `loader.close()`, and "
+            "the next iteration sends it again",
+            took,
+        )
 
 
 def _payload(body: bytes, arrays: list[np.ndarray], program: Any, slots: Slots) -> Payload:

@@ -54,7 +54,7 @@ class ProcessPool:
     def closed(self) -> bool:
         return self._closed
 
-    def start(self, payload: Payload, *, wait: bool = False) -> None:
+    def start(self, payload: Payload | None, *, wait: bool = False) -> None:
         """Begins to start processes in the background, so that they are ready when needed.
 
         `wait`: until they are ready, or one of them has said why it will not be.
@@ -77,11 +77,12 @@ class ProcessPool:
         if wait and found:
             raise found[0]
 
-    def _start(self, payload: Payload, era: int, found: list[Exception]) -> None:
+    def _start(self, payload: Payload | None, era: int, found: list[Exception]) -> None:
         made = None
         try:
             made = self._new()
-            made.give(payload)
+            if payload is not None:
+                made.give(payload)
             with self._free:
                 if era == self._era:
                     self._idle.append(made)
@@ -183,6 +184,7 @@ class ProcessPool:
             idle, busy, life = self._idle, self._busy, self._life
             self._idle, self._busy, self._life = [], set(), None
             self._free.notify_all()
+        self.payloads.forget()
         for process in busy:
             process.kill()
         for process in idle:

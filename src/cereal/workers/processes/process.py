@@ -15,7 +15,7 @@ import numpy as np
 
 from ...base.errors import CerealError, PipelineError, in_one_line
 from ..inside import serve, start
-from ..inside.channel import Channel, ClosedError
+from ..inside.channel import Channel
 from ..inside.errors_across import unpacked
 from .payload import Payload
 from .slots import Slots
@@ -41,7 +41,7 @@ class WorkerProcess:
         self._slot = slots.keep(serve.STATUS)
         self.status = self._slot.memory[: serve.STATUS].view(np.float64)
         self.status[:] = serve.IDLE
-        self.known: Payload | None = None
+        self._known: list[int] = []  # numbers of the programs that it has
         self.ready = False
         self._lock = threading.RLock()  # the garbage collector may end it
         ours, theirs = socket.socketpair()
@@ -68,10 +68,11 @@ class WorkerProcess:
 
     def give(self, payload: Payload) -> None:
         """Sends the program, if the process does not have it."""
-        if self.known is payload:
+        if payload.number in self._known:
             return
-        self.channel.send(("program", payload.body, payload.parts))
+        self.channel.send(("program", payload.number, payload.body, payload.parts))
         kind, *answer = self.channel.receive()
+        self.ready = True
         if kind == "broken":
             error = unpacked(answer[0])
             raise PipelineError(
@@ -79,13 +80,13 @@ class WorkerProcess:
                 f"needs importable there, or let threads read: `DataLoader(..., "
                 f'worker_type="thread")`.'
             ) from error
-        self.known, self.ready = payload, True
+        self._known = sorted([*self._known, payload.number])[-serve.MOST_PROGRAMS :]
 
     @property
-    def place(self) -> tuple[int, float, int]:
-        """The lane that it reads (-1: none), since when, and the number of the stage."""
-        lane, since, stage = self.status[:3].tolist()
-        return int(lane), since, int(stage)
+    def place(self) -> tuple[int, float, int, int]:
+        """The lane that it reads (-1: none), since when, the number of the stage and the step."""
+        lane, since, stage, step = self.status[:4].tolist()
+        return int(lane), since, int(stage), int(step)
 
     def lives(self) -> bool:
         with self._lock:
@@ -123,6 +124,3 @@ def _in_words(code: int) -> str:
         return f"by {signal.Signals(-code).name}"
     except ValueError:
         return f"by signal {-code}"
-
-
-__all__ = ["ClosedError", "DiedError", "WorkerProcess"]

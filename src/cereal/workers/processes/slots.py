@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...host.buffers import nobody_has
+from ...reading.buffers import nobody_has
 from ..inside.shared_memory import PAGE, give_back_pages, map_part, new_file, reserve
 
 

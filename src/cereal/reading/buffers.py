@@ -12,7 +12,7 @@ program or a transfer. So a buffer is free when its reference count says that on
 The bet (`nobody_has`): CPython counts every reference to an array, also those of NumPy's views and
 of JAX's arrays; and JAX holds a reference while a program or a transfer reads the memory. Without
 the GIL, counts are not exact: then no buffer is used again. If the bet is lost, a batch that
-somebody still holds is overwritten. `tests/host/test_buffers.py`,
+somebody still holds is overwritten. `tests/reading/test_buffers.py`,
 `test_memory_that_somebody_has_is_left_alone`, fails first.
 """
 

@@ -3,6 +3,7 @@
 The stages of a pipeline do not know who runs them: a worker of a loader, a callback of a compiled
 program, or the caller. They ask `read_context()`; every thread has its own context.
 
+    status       where the loop over elements is: the lane, since when, and the stage
     at_element   runs a function over one element; notes the place, handles errors
     for_each     runs a function for every lane of a batch
     spread       lets idle workers help
@@ -51,9 +52,15 @@ class _Skipped:
     def __repr__(self) -> str:
         return "SKIPPED"
 
+    def __reduce__(self) -> str:
+        return "SKIPPED"  # there is only one
+
 
 SKIPPED: Any = _Skipped()
+# What a function may raise for an element. (KeyboardInterrupt is the user's, not the element's.)
+CAUGHT = (Exception, SystemExit, GeneratorExit)
 OnError = Callable[[Exception], Any]
+_FEW, _WORTH_HELP = 64, 4e-3  # more elements than that are spread if they take so many seconds
 
 
 def raise_it(error: Exception) -> Any:
@@ -76,12 +83,18 @@ class ReadContext:
         self.masked = masked or on_error is not raise_it  # whether to always give a mask
         self.known_to_hang: dict[Any, Exception] = {}  # elements that hung before
         self.decided: dict[Any, Any] | None = None  # answers of `on_error`, if a step is read again
-        self.since = 0.0  # when the element was begun
+        # The loop over elements writes here for every element that it begins, and nowhere else: its
+        # lane in `top`, the time, and the number of the stage (`Program.labels`).
+        self.status: Any = [0, 0.0, 0]
+        self.links: Any = None  # the stages that the loop runs: (number, label, rows)
+        self.numbers: dict[str, int] = {}  # of stages, by label
+        # The place of what runs outside of that loop: one function for a batch, or a stage inside
+        # of a stage.
         self.stage = ""
         self.rows: Any = None
         self.lane = 0
-        self.top: Any = None  # the rows of the whole pipeline, and the lane among them
-        self.top_lane = 0
+        self.top: Any = None  # the rows of the whole step; the lane among them is in `status`
+        self.first_lane = 0  # which of its lanes is the first of the batch that is read now
 
     def settings(self) -> Any:
         """A context manager: JAX's settings for a thread that helps."""
@@ -108,6 +121,10 @@ class ReadContext:
         """How many threads could work on one batch."""
         return 1
 
+    def step(self, rows: Any, numbers: dict[str, int] | None = None) -> _Step:
+        """Within it, the thread reads these rows; `numbers` are those of the stages, by label."""
+        return _Step(self, rows, self.numbers if numbers is None else numbers)
+
     def at(self, stage: str, rows: Any) -> _At:
         """Within it, the thread is in this stage. A stage may read the stage below inside of it."""
         return _At(self, stage, rows)
@@ -118,41 +135,58 @@ class ReadContext:
         if error:
             raise error
 
+    @property
+    def since(self) -> float:
+        """When the element was begun."""
+        return self.status[1]
+
+    def begin(self, lane: int, label: str = "") -> None:
+        """An element is begun, outside of the loop over elements."""
+        status = self.status
+        status[0], status[1] = lane + self.first_lane, time.monotonic()
+        if label:
+            status[2] = self.number_of(label)
+
+    def number_of(self, label: str) -> int:
+        """The number of a stage; unknown stages are numbered as they come."""
+        return self.numbers.setdefault(label, len(self.numbers))
+
     def place(self) -> Failed | None:
         """Which element the thread is reading; other threads call this too."""
         call = self.call
         if call is not None:
             return call.place()
-        rows, lane = self.rows, self.lane
-        if rows is None:
-            return None
+        stage, rows, lane, links = self.stage, self.rows, self.lane, self.links
+        at, _, number = self.status
         try:
+            if rows is None:
+                if links is None:
+                    return None
+                stage, rows = next(each[1:] for each in links if each[0] == number)
+                lane = int(at) - self.first_lane
             index, epoch = int(rows.index.reshape(-1)[lane]), int(rows.epoch.reshape(-1)[lane])
-            top, at = (rows, lane) if self.top is None else (self.top, self.top_lane)
+            top, at = (rows, lane) if self.top is None else (self.top, int(at))
             key = np.asarray(top.key).reshape(-1)[:2]
             again = int(top.index.reshape(-1)[at]), int(top.epoch.reshape(-1)[at])
-            return Failed(self.stage, index, epoch, (int(key[0]), int(key[1])), *again)
-        except (IndexError, TypeError, AttributeError):
+            return Failed(stage, index, epoch, (int(key[0]), int(key[1])), *again)
+        except (IndexError, TypeError, AttributeError, StopIteration):
             return None
 
     def is_padding(self) -> bool:
         """Whether the element only pads the last batch of an epoch."""
-        rows, lane = (self.rows, self.lane) if self.top is None else (self.top, self.top_lane)
+        rows, lane = (self.rows, self.lane) if self.top is None else (self.top, int(self.status[0]))
         valid = None if rows is None else rows.valid
         return valid is not None and not valid.reshape(-1)[lane]
 
-    def failed(self, error: Exception) -> Any:
+    def failed(self, error: BaseException) -> Any:
         """What to use instead of an element that failed: a value or SKIPPED. Or raises the error.
 
         `on_error` decides.
         """
-        if isinstance(error, StopIteration):  # it would silently end the user's loop
-            stopped = RuntimeError("a function of the pipeline raised StopIteration")
-            stopped.__cause__ = error
-            error = stopped
+        error = as_exception(error)
         place = self.place()
         if ran_inside_program(error):  # not the element's fault, so `on_error` is not asked
-            error = UsageError(f"{self.stage} {_RAN_JAX}")
+            error = UsageError(f"{place.stage if place else self.stage} {_RAN_JAX}")
             annotate(error, place)
             raise error from None
         known = place and (place.stage, place.index, place.epoch)
@@ -166,6 +200,47 @@ class ReadContext:
         return answer
 
 
+def as_exception(error: BaseException) -> Exception:
+    """An error that ends nothing silently: not the user's loop, and not the user's program."""
+    if isinstance(error, SystemExit):
+        code = "" if error.code is None else repr(error.code)
+        words = f"called sys.exit({code})"
+    elif isinstance(error, StopIteration | GeneratorExit):
+        words = f"raised {type(error).__name__}"
+    else:
+        assert isinstance(error, Exception)
+        return error
+    stopped = RuntimeError(f"a function of the pipeline {words}")
+    stopped.__cause__ = error
+    return stopped
+
+
+class _Step:
+    """Within it, the thread reads these rows; what it read before waits for them."""
+
+    __slots__ = ("_before", "_here", "_numbers", "_rows")
+
+    def __init__(self, here: ReadContext, rows: Any, numbers: dict[str, int]) -> None:
+        self._here, self._rows, self._numbers = here, rows, numbers
+
+    def __enter__(self) -> ReadContext:
+        here = self._here
+        self._before = (
+            here.stage, here.rows, here.lane, here.top, here.first_lane, here.links, here.numbers,
+            here.status[0],
+        )  # fmt: skip
+        here.rows = here.links = None
+        here.top, here.first_lane, here.numbers = self._rows, 0, self._numbers
+        return here
+
+    def __exit__(self, *_: object) -> None:
+        here = self._here
+        (
+            here.stage, here.rows, here.lane, here.top, here.first_lane, here.links, here.numbers,
+            here.status[0],
+        ) = self._before  # fmt: skip
+
+
 class _At:
     # A generator with `contextmanager` would take three times as long.
     __slots__ = ("_before", "_here", "_rows", "_stage")
@@ -177,7 +252,7 @@ class _At:
         here = self._here
         self._before = here.stage, here.rows, here.lane
         here.stage, here.rows, here.lane = self._stage, self._rows, 0
-        here.since = time.monotonic()
+        here.begin(0, self._stage)
 
     def __exit__(self, *_: object) -> None:
         self._here.stage, self._here.rows, self._here.lane = self._before
@@ -245,31 +320,58 @@ def at_element(stage: str, rows: Any, lane: int, run: Callable[..., Any], *args:
     here = read_context()
     before = here.stage, here.rows, here.lane
     here.stage, here.rows, here.lane = stage, rows, lane
-    here.since = time.monotonic()
+    status = here.status
+    status[1], status[2] = time.monotonic(), here.number_of(stage)
     try:
         if here.known_to_hang:
             here.check_known_to_hang()
         return run(*args)
-    except Exception as error:
+    except CAUGHT as error:
         return here.failed(error)
     finally:
         here.stage, here.rows, here.lane = before
 
 
+class Pace:
+    """Remembers how long elements take: quick ones are not worth the help of other threads."""
+
+    def __init__(self) -> None:
+        self._seconds = 1.0  # of one element; at first none is known to be quick
+
+    def spread(self, run: Callable[[range], Any], n: int) -> list[Any]:
+        """`[run(part), ...]` for parts of `range(n)`; other threads may help."""
+        here = read_context()
+        worth = n < _FEW or n * self._seconds > _WORTH_HELP
+        helpers = here.helpers if worth else 1
+        size = max(1, n if helpers < 2 else -(-n // (2 * helpers)))
+        top, first_lane, numbers, taken = here.top, here.first_lane, here.numbers, []
+
+        def within(lanes: range) -> Any:
+            mine, begin = read_context(), time.perf_counter()
+            before = mine.top, mine.first_lane, mine.numbers
+            mine.top, mine.first_lane, mine.numbers = top, first_lane, numbers
+            try:
+                return run(lanes)
+            finally:
+                mine.top, mine.first_lane, mine.numbers = before
+                taken.append((time.perf_counter() - begin) / len(lanes))
+
+        parts = [range(begin, min(begin + size, n)) for begin in range(0, n, size)]
+        found = [within(parts[0])] if len(parts) == 1 else here.spread(parts, within)
+        if taken:
+            self._seconds = sorted(taken)[len(taken) // 2]
+        return found
+
+
 def for_each(rows: Any, run: Callable[[int], Any], n: int) -> list[Any]:
     """`[run(lane) for lane in range(n)]`; other threads may help."""
-    size = max(1, -(-n // max(1, 2 * read_context().helpers)))
 
     def some(lanes: range) -> list[Any]:
         here, found = read_context(), []
-        before, here.top = here.top, rows
-        try:
-            for lane in lanes:
-                here.top_lane = lane
-                found.append(run(lane))
-        finally:
-            here.top = before
+        for lane in lanes:
+            here.begin(lane)
+            found.append(run(lane))
         return found
 
-    parts = [range(begin, min(begin + size, n)) for begin in range(0, n, size)]
-    return [value for found in read_context().spread(parts, some) for value in found]
+    with read_context().step(rows):
+        return [value for found in Pace().spread(some, n) for value in found]

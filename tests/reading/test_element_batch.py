@@ -14,22 +14,15 @@ import pytest
 
 import cereal
 from cereal import BatchTransform, DataLoader, HostFilterTransform, HostMapTransform
+from cereal.base.fitting import canonical
 from cereal.base.spec import Spec
-from cereal.host.element_batch import (
-    OBJECT,
-    ElementBatch,
-    as_array,
-    as_arrays,
-    canonical,
-    check_arrays,
-    is_leaf,
-    is_numbers,
-    leaves_of,
-    protected,
-    spec_of_element,
-)
-from cereal.host.read_context import ReadContext, use_read_context
+from cereal.host.element_spec import as_arrays, check_arrays, form_of, spec_of_element
 from cereal.order.rows import host_rows_at
+from cereal.reading.element_batch import ElementBatch
+from cereal.reading.form import leaves_of
+from cereal.reading.leaves import OBJECT, as_array, is_leaf, is_numbers, protected
+from cereal.reading.read_context import Pace, ReadContext, use_read_context
+from cereal.reading.structure import flatten
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -129,10 +122,11 @@ def test_lists_of_numbers_are_leaves_and_other_lists_containers() -> None:
 # leaves_of
 
 SPEC = Spec(spec_of_element({"x": np.zeros(2, np.float32), "n": 1}))
+FORM = form_of(SPEC)
 
 
 def test_the_leaves_of_an_element_are_its_arrays() -> None:
-    n, x = leaves_of({"x": np.array([1, 2], np.float64), "n": np.int32(4)}, SPEC)
+    n, x = leaves_of({"x": np.array([1, 2], np.float64), "n": np.int32(4)}, FORM)
     assert (x.tolist(), int(n)) == ([1, 2], 4)
     made = as_arrays({"x": np.array([1, 2], np.float64), "n": 4}, SPEC)
     assert made["x"].dtype == np.float32
@@ -156,7 +150,7 @@ WRONG: list[Any] = [
 @pytest.mark.parametrize("element", WRONG, ids=repr)
 def test_an_element_that_is_not_as_promised_is_named_with_what_it_is(element: Any) -> None:
     with pytest.raises(cereal.PipelineError, match=r"an element is .*, where .* was promised"):
-        leaves_of(element, SPEC)
+        leaves_of(element, FORM)
 
 
 def test_python_objects_are_refused_where_arrays_are_needed() -> None:
@@ -218,7 +212,7 @@ UNLIKE = {
 def test_an_element_unlike_the_first_is_told_what_to_do_about_it(kind: str) -> None:
     first, other, words = UNLIKE[kind]
     with pytest.raises(cereal.PipelineError, match=rf"was promised .*{words}"):
-        leaves_of(other, Spec(spec_of_element(first)))
+        leaves_of(other, form_of(Spec(spec_of_element(first))))
 
 
 # ElementBatch
@@ -226,11 +220,16 @@ def test_an_element_unlike_the_first_is_told_what_to_do_about_it(kind: str) -> N
 
 def test_elements_of_stacked_arrays_are_views() -> None:
     stacked = {"x": np.arange(6).reshape(3, 2)}
-    taken = ElementBatch(3, stacked=stacked)
+    taken = ElementBatch.of_arrays(3, *flatten(stacked))
     assert taken.is_stacked
     assert [taken.element(i)["x"].tolist() for i in range(3)] == [[0, 1], [2, 3], [4, 5]]
     assert np.shares_memory(taken.element(1)["x"], stacked["x"])
-    assert taken.stack(SPEC, "stage", None, list) is taken
+    assert taken.stack(FORM, "stage", None, list, Pace()) is taken
+
+
+def stacked(taken: ElementBatch) -> Any:
+    assert taken.structure is not None
+    return taken.structure.unflatten(taken.leaves)
 
 
 def filler() -> Any:
@@ -243,33 +242,33 @@ def test_stacking_puts_the_filler_where_one_was_left_out(keep: Any) -> None:
     mask = None if keep is None else np.array(keep)
     if keep is not None:
         listed = [e if k else object() for e, k in zip(listed, keep, strict=True)]
-    taken = ElementBatch(3, one=listed.__getitem__, keep=mask)
-    found = taken.stack(SPEC, "stage", host_rows_at(np.arange(3)), filler)
-    numbers = found.stacked["n"].tolist()
+    taken = ElementBatch.of_list(listed, mask)
+    found = taken.stack(FORM, "stage", host_rows_at(np.arange(3)), filler, Pace())
+    numbers = stacked(found)["n"].tolist()
     kept = keep or [True] * 3
     assert numbers == [i if k else 9 for i, k in zip((5, 6, 7), kept, strict=True)]
-    assert found.stacked["x"][:, 0].tolist() == numbers
+    assert stacked(found)["x"][:, 0].tolist() == numbers
     assert (found.keep is None) == (keep is None)
 
 
 def test_what_stands_in_for_an_element_is_stacked_and_checked() -> None:
     listed: list[Any] = [{"x": np.zeros(9), "n": 1}, {"x": np.ones(2, np.float32), "n": 2}]
     rows = host_rows_at(np.arange(2))
-    taken = ElementBatch(2, one=listed.__getitem__)
+    taken = ElementBatch.of_list(listed)
     with use_read_context(ReadContext(lambda error: {"x": np.full(2, 8, np.float32), "n": 8})):
-        found = taken.stack(SPEC, "stage", rows, filler)
-    assert found.stacked["n"].tolist() == [8, 2]
-    assert found.stacked["x"].tolist() == [[8, 8], [1, 1]]
+        found = taken.stack(FORM, "stage", rows, filler, Pace())
+    assert stacked(found)["n"].tolist() == [8, 2]
+    assert stacked(found)["x"].tolist() == [[8, 8], [1, 1]]
     with (
         use_read_context(ReadContext(lambda error: "no element")),
         pytest.raises(cereal.PipelineError),
     ):
-        taken.stack(SPEC, "stage", rows, filler)
+        taken.stack(FORM, "stage", rows, filler, Pace())
     with use_read_context(ReadContext(lambda error: None)):
-        found = taken.stack(SPEC, "stage", rows, filler)
+        found = taken.stack(FORM, "stage", rows, filler, Pace())
     assert found.keep is not None
     assert found.keep.tolist() == [False, True]
-    assert found.stacked["n"].tolist() == [9, 2]
+    assert stacked(found)["n"].tolist() == [9, 2]
 
 
 # protected

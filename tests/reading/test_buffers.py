@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from cereal import BatchTransform, DataLoader, DiskSampleSource, HostMapTransform
-from cereal.host import buffers
-from cereal.host.buffers import ALIGNMENT, LEAST_BYTES, NO_BUFFERS, Buffers
+from cereal.reading import buffers
+from cereal.reading.buffers import ALIGNMENT, LEAST_BYTES, NO_BUFFERS, Buffers
 
 pytestmark = pytest.mark.optimized
 

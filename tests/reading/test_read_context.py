@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cereal.host.buffers import Buffers
-from cereal.host.read_context import (
+from cereal.order.rows import host_rows_at
+from cereal.reading.buffers import Buffers
+from cereal.reading.read_context import (
     SKIPPED,
     Failed,
     ReadContext,
@@ -20,7 +21,6 @@ from cereal.host.read_context import (
     read_context,
     use_read_context,
 )
-from cereal.order.rows import host_rows_at
 
 
 class OwnError(Exception):
@@ -127,13 +127,37 @@ def test_writing_into_a_read_only_array_is_explained() -> None:
     assert any("element.copy()" in note for note in raised.value.__notes__)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_no_policy_swallows_what_is_no_exception(error: Any) -> None:
+def test_no_policy_swallows_an_interrupt() -> None:
     def run(lane: int) -> None:
-        raise error
+        raise KeyboardInterrupt
 
-    with use_read_context(ReadContext(lambda error: None)), pytest.raises(error):
+    with use_read_context(ReadContext(lambda error: None)), pytest.raises(KeyboardInterrupt):
         each("stage", rows_of(5), run, 1)
+
+
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        (SystemExit, r"called sys\.exit\(\)"),
+        (SystemExit(0), r"called sys\.exit\(0\)"),
+        (SystemExit("no"), r"called sys\.exit\('no'\)"),
+        (GeneratorExit, "raised GeneratorExit"),
+        (StopIteration, "raised StopIteration"),
+    ],
+)
+def test_a_function_that_ends_the_program_has_failed_for_its_element(
+    raised: Any, words: str
+) -> None:
+    def run(lane: int) -> None:
+        raise raised
+
+    with pytest.raises(RuntimeError, match=words) as caught:
+        each("stage", rows_of(5), run, 1)
+    error: Any = caught.value
+    assert error.element.index == 5
+    assert isinstance(error.__cause__, BaseException)
+    with use_read_context(ReadContext(lambda error: None)):
+        assert each("stage", rows_of(5), run, 1) == [SKIPPED]
 
 
 def test_stop_iteration_does_not_pass_as_the_end_of_something() -> None:

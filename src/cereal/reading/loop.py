@@ -1,0 +1,214 @@
+"""The loop over the elements of a batch: one element goes through all stages, then the next.
+
+    lane 0   read --> map --> random map --> put
+    lane 1   read --> ...
+
+There is one `try` around the loop. If a stage fails, the context says what to use instead; the
+element goes on with the next stage (`_go_on`), and the loop is entered again for the next lane. No
+function is called twice for an element.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .columns import Columns
+from .form import Form
+from .read_context import CAUGHT, SKIPPED, Pace, at_element, read_context
+
+
+class Link(NamedTuple):
+    """A stage in a chain: `run(value, lane)`. The first reads, and its `value` is None.
+
+    Without a label it is no stage of its own: errors in it have been handled before.
+    """
+
+    label: str
+    rows: Any
+    run: Callable[[Any, int], Any]
+
+
+def stack_elements(
+    links: Sequence[Link], keep: np.ndarray | None, form: Form, label: str, rows: Any, pace: Pace
+) -> tuple[list[np.ndarray], np.ndarray | None]:
+    """The elements of all lanes as arrays, checked; and which lanes have one (None: all)."""
+    n = len(rows.index)
+    rooms = form.rooms(n)
+
+    def some(lanes: range) -> list[int]:
+        return _Loop(links, keep, Columns(form, rooms), (label, rows)).run(lanes)
+
+    left_out = [lane for found in pace.spread(some, n) for lane in found]
+    return rooms, _kept(n, left_out)
+
+
+def list_elements(
+    links: Sequence[Link], keep: np.ndarray | None, rows: Any, pace: Pace
+) -> tuple[list[Any], np.ndarray | None]:
+    """The elements of all lanes, SKIPPED where there is none; and which lanes have one."""
+    n = len(rows.index)
+    found: list[Any] = [SKIPPED] * n
+
+    def some(lanes: range) -> list[int]:
+        return _Loop(links, keep, _List(found), ("", rows)).run(lanes)
+
+    left_out = [lane for each in pace.spread(some, n) for lane in each]
+    return found, _kept(n, left_out)
+
+
+def _kept(n: int, left_out: list[int]) -> np.ndarray | None:
+    if not left_out:
+        return None
+    keep = np.ones(n, np.bool_)
+    keep[left_out] = False
+    return keep
+
+
+class _List:
+    """Puts elements into a list, as they are."""
+
+    def __init__(self, found: list[Any]) -> None:
+        self.put = self.write = self.write_unlike = found.__setitem__
+
+    def flush(self) -> int | None:
+        return None
+
+    def check_waiting(self, lane: int) -> None:
+        raise AssertionError(f"lane {lane} does not wait")
+
+
+class _Loop:
+    """The loop over some lanes, in one thread."""
+
+    def __init__(
+        self,
+        links: Sequence[Link],
+        keep: np.ndarray | None,
+        end: Columns | _List,
+        place: tuple[str, Any],
+    ) -> None:
+        self._here, self._links, self._end = read_context(), links, end
+        self._keep, self._place = keep, place
+        self._left_out: list[int] = []
+
+    def run(self, lanes: range) -> list[int]:
+        """Runs all lanes; returns those that have no element."""
+        here, before = self._here, (self._here.links, self._here.rows)
+        places = [*((link.label, link.rows) for link in self._links), self._place]
+        numbers = [here.number_of(label) if label else -1 for label, _ in places]
+        here.links = [(n, label, rows) for n, (label, rows) in zip(numbers, places, strict=True)]
+        lane, here.rows = lanes.start, None
+        try:
+            if here.known_to_hang:
+                for lane in lanes:
+                    self._begin(lane)
+                    self._go_on(lane, None, 0)
+            else:
+                while lane < lanes.stop:
+                    lane = self._run_until_one_fails(lane, lanes.stop, numbers)
+            self._flush()
+        finally:
+            here.links, here.rows = before
+        return self._left_out
+
+    def _run_until_one_fails(self, lane: int, stop: int, numbers: list[int]) -> int:
+        """Runs lanes; if one fails, only up to that one. Returns the next lane to run."""
+        here, end, keep, left_out = self._here, self._end, self._keep, self._left_out
+        status, now, offset = here.status, time.monotonic, here.first_lane
+        first, first_number, last = self._links[0].run, numbers[0], len(self._links)
+        others = [(n, at, self._links[at].run) for at, n in enumerate(numbers[1:-1], start=1)]
+        at, value = 0, None
+        try:
+            for lane in range(lane, stop):  # noqa: B020
+                if keep is not None and not keep[lane]:
+                    left_out.append(lane)
+                    continue
+                at = 0
+                status[0] = lane + offset
+                status[1] = now()
+                status[2] = first_number
+                value = first(None, lane)
+                if value is SKIPPED:
+                    left_out.append(lane)
+                    continue
+                for number, at, run in others:  # noqa: B007
+                    status[2] = number
+                    value = run(value, lane)
+                    if value is SKIPPED:
+                        left_out.append(lane)
+                        break
+                else:
+                    at = last
+                    end.put(lane, value)
+            return stop
+        except CAUGHT as error:
+            failed = error
+        self._failed(failed, lane, value, at)
+        return lane + 1
+
+    def _failed(self, error: BaseException, lane: int, value: Any, at: int) -> None:
+        """Stage number `at` has failed for the element of a lane."""
+        self._flush()  # an error of an earlier lane comes first
+        here, links = self._here, self._links
+        self._begin(lane)
+        if at == len(links):
+            self._finish(lane, value)
+            return
+        if not links[at].label:
+            raise error
+        here.status[2] = here.number_of(links[at].label)
+        self._go_on(lane, here.failed(error), at + 1)
+
+    def _begin(self, lane: int) -> None:
+        self._here.status[0] = lane + self._here.first_lane
+
+    def _go_on(self, lane: int, value: Any, at: int) -> None:
+        """The element of a lane goes through the stages from number `at` on."""
+        if self._keep is not None and not self._keep[lane]:
+            value = SKIPPED
+        for link in self._links[at:] if value is not SKIPPED else ():
+            value = run_link(link, value, lane)
+            if value is SKIPPED:
+                break
+        self._finish(lane, value)
+
+    def _finish(self, lane: int, value: Any) -> None:
+        """Puts the element of a lane, if there is one, or what the context uses instead."""
+        if value is not SKIPPED:
+            value = self._put_unlike(lane, value)
+        if value is SKIPPED:
+            self._left_out.append(lane)
+
+    def _put_unlike(self, lane: int, value: Any) -> Any:
+        """Checks and puts an element; SKIPPED if it is left out, because it is not as promised."""
+        end, (label, rows) = self._end, self._place
+        with contextlib.suppress(Exception):
+            return end.write_unlike(lane, value)
+        # It raised: run it again in `at_element`, which notes the place and asks `on_error`.
+        again = at_element(label, rows, lane, end.write, lane, value)
+        if again is None or again is SKIPPED:
+            return again
+        return end.write(lane, again)  # the element that `on_error` returned instead
+
+    def _flush(self) -> None:
+        """Writes the numbers that wait; one that does not fit is an error of its element."""
+        end, (label, rows) = self._end, self._place
+        while (lane := end.flush()) is not None:
+            self._begin(lane)
+            again = at_element(label, rows, lane, end.check_waiting, lane)
+            if again is SKIPPED:
+                self._left_out.append(lane)
+            elif again is not None:
+                end.write(lane, again)
+
+
+def run_link(link: Link, value: Any, lane: int) -> Any:
+    """One stage over one element; if it fails, what the context uses instead."""
+    if not link.label:
+        return link.run(value, lane)
+    return at_element(link.label, link.rows, lane, link.run, value, lane)

@@ -1,0 +1,1 @@
+"""What reads the elements of each kind of source."""

@@ -1,0 +1,129 @@
+"""Readers of arrays, in memory or in files."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...base.fitting import canonical, narrowed
+from ..element_batch import ElementBatch
+from ..read_context import read_context
+from ..rows import Rows
+from ..structure import Structure
+from .reader import Reader, TakeReader
+
+
+class Arrays:
+    """A list of arrays for reading; those that are mapped from a file are pickled as its name."""
+
+    def __init__(self, leaves: Sequence[Any]) -> None:
+        # Plain arrays: indexing a memmap makes another memmap, which is slower.
+        self.leaves = [np.asarray(leaf() if isinstance(leaf, partial) else leaf) for leaf in leaves]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Arrays, ([as_file(leaf) for leaf in self.leaves],)
+
+
+def as_file(leaf: Any) -> Any:
+    """A call that maps this part of a file again; an array that is not in a file, unchanged."""
+    root, place = place_of(leaf)
+    flags = leaf.flags
+    if root is None or not (flags.c_contiguous or flags.f_contiguous):
+        return leaf
+    order = "C" if flags.c_contiguous else "F"
+    path = os.path.abspath(root.filename)
+    return partial(np.memmap, path, leaf.dtype, "r", place, leaf.shape, order)
+
+
+def place_of(leaf: Any) -> tuple[Any, int]:
+    """The mapped file that holds an array, and the place in it where the array begins."""
+    root = leaf
+    while isinstance(getattr(root, "base", None), np.memmap):
+        root = root.base
+    path = getattr(root, "filename", None)
+    if path is None or not os.path.exists(path):
+        return None, 0
+    begin = leaf.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    return root, begin + root.offset
+
+
+@dataclasses.dataclass
+class ArraysReader(TakeReader):
+    """Rows of arrays, in memory or in files; with `index_key`, the index of each is added."""
+
+    label: str
+    arrays: Arrays
+    names: Sequence[str]  # of the arrays, in errors
+    structure: Structure  # with the index, if it is added
+    index_at: int | None = None  # the place of the index among the leaves
+
+    def take(self, indices: np.ndarray) -> list[np.ndarray]:
+        named = zip(self.arrays.leaves, self.names, strict=True)
+        found = [take_rows(leaf, indices, name) for leaf, name in named]
+        if self.index_at is not None:
+            found.insert(self.index_at, indices.astype(np.int32))
+        return found
+
+
+def take_rows(array: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
+    """The rows of an array, in memory that JAX can use without a copy."""
+    dtype = canonical(array.dtype)
+    if dtype != array.dtype or not array.flags.c_contiguous:
+        return narrowed(array[indices], dtype, name)
+    out = read_context().empty((len(indices), *array.shape[1:]), array.dtype)
+    # With `mode="raise"` NumPy would read into a buffer of its own first, and then copy.
+    return np.take(array, indices, axis=0, out=out, mode="clip")
+
+
+@dataclasses.dataclass
+class WindowReader(TakeReader):
+    """Windows over arrays: `length` moments, cut into parts of these lengths."""
+
+    label: str
+    arrays: Arrays
+    names: Sequence[str]
+    structure: Structure
+    stride: int
+    parts: tuple[int, ...]  # the whole window; or a context and a target
+
+    def take(self, indices: np.ndarray) -> list[np.ndarray]:
+        starts, length = indices.astype(np.int64) * self.stride, sum(self.parts)
+        found = []
+        for leaf, name in zip(self.arrays.leaves, self.names, strict=True):
+            windows = _all_windows(leaf, length)[starts]
+            found.append(narrowed(windows, canonical(leaf.dtype), name))
+        cuts = np.cumsum([0, *self.parts])
+        return [x[:, begin:end] for begin, end in itertools.pairwise(cuts) for x in found]
+
+
+def _all_windows(array: np.ndarray, length: int) -> np.ndarray:
+    """A view of every window, [windows, length, ...]; indexing the view makes a copy.
+
+    `sliding_window_view` would take 30 us longer for each batch.
+    """
+    shape = (array.shape[0] - length + 1, length, *array.shape[1:])
+    strides = (array.strides[0], *array.strides)
+    return np.lib.stride_tricks.as_strided(array, shape, strides, writeable=False)
+
+
+@dataclasses.dataclass
+class RangeReader(Reader):
+    """The integers from `start` on. If the index is a leaf too: whether it is the first leaf."""
+
+    label: str
+    start: int
+    structure: Structure
+    index_first: bool = False
+
+    def read(self, rows: Rows) -> ElementBatch:
+        values = (rows.index + self.start).astype(np.int32)
+        leaves = [values]
+        if self.structure.num_leaves == 2:
+            leaves.insert(0 if self.index_first else 1, rows.index.astype(np.int32))
+        return ElementBatch.of_arrays(len(values), leaves, self.structure)

@@ -1,0 +1,193 @@
+"""One step, or a part of it, read in a process: the messages, and what happens if it ends.
+
+If an element ends two processes, or takes longer than `timeout=`, it counts as failed, and
+`on_error` decides about it.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...base.errors import UsageError, in_one_line
+from ...reading.program import Program
+from ...reading.read_context import SKIPPED, Failed, annotate, raise_it, read_context
+from ..inside.channel import ClosedError
+from ..inside.errors_across import packed, unpacked
+from ..inside.serve import Job
+from .payload import Payload
+from .pool import PoolClosedError, ProcessPool
+from .process import DiedError, WorkerProcess
+
+log = logging.getLogger("cereal")
+_ERRSTATE = np.geterr()
+_MOST_DEATHS = 8  # of processes that read no element yet
+
+
+class Conversation:
+    """Reads rows in a process; if it is lost, in another one."""
+
+    def __init__(self, pool: ProcessPool, payload: Payload, program: Program, rows: Any) -> None:
+        self._pool, self._payload, self._program, self._rows = pool, payload, program, rows
+        self._here = read_context()
+        self._deaths: dict[Any, int] = {}
+        known = self._here.known_to_hang
+        self._hung = {at: packed(error) for at, error in known.items()}
+
+    def read(self, begin: int, memory: Any, given: Any) -> np.ndarray | None:
+        """Reads the rows into the memory; returns the mask (None: all real)."""
+        end = begin + len(self._rows.index)
+        rooms = [room[begin:end] for room in memory.arrays]
+        while True:
+            process = self._borrow()
+            call = self._here.call = Call(self._program, process, self._rows)
+            try:
+                job = self._job(begin, memory, given)
+                keep = self._talk(call, job, rooms)
+            except ClosedError:
+                self._after_death(call)
+                continue
+            except BaseException:
+                if call.midway:
+                    self._pool.lost(process, kill=True)
+                else:
+                    self._pool.give_back(process)
+                raise
+            finally:
+                self._here.call = None
+            self._pool.give_back(process)
+            return keep
+
+    def _borrow(self) -> WorkerProcess:
+        self._here.starting = True
+        try:
+            return self._pool.borrow(self._payload)
+        finally:
+            self._here.starting = False
+
+    def _job(self, begin: int, memory: Any, given: Any) -> Job:
+        here, config, errstate = self._here, jax.config, np.geterr()
+        return Job(
+            program=self._payload.number,
+            rows=self._rows,
+            begin=begin,
+            count=memory.count,
+            memory=memory.part,
+            masked=here.masked,
+            asks=here.on_error is not raise_it,
+            hung=self._hung,
+            wide=bool(config.jax_enable_x64),  # type: ignore[attr-defined]
+            errstate={} if errstate == _ERRSTATE else errstate,
+            given=given,
+        )
+
+    def _talk(self, call: Call, job: Job, rooms: list[np.ndarray]) -> Any:
+        """Sends a job, answers questions about errors, and waits for the end of it."""
+        channel, body = call.process.channel, _pickled(("read", job))
+        call.midway = True
+        channel.send_pickled(body)
+        while True:
+            kind, *answer = channel.receive()
+            if kind == "failed":
+                self._decide(call, *answer)
+                continue
+            if kind == "raised":
+                call.midway = False
+                place, error = answer[0], unpacked(answer[1])
+                annotate(error, place)
+                raise error
+            if answer[0].sent:
+                for room in rooms:
+                    channel.receive_array(room)
+            call.midway = False
+            return answer[0].keep
+
+    def _decide(self, call: Call, step: int, lane: int, place: Any, sent: Any) -> None:
+        """Answers a process that asks what to use instead of an element."""
+        here, channel = self._here, call.process.channel
+        rows = self._rows[step] if self._program.lanes else self._rows
+        try:
+            call.reported = place
+            with here.step(rows):
+                here.status[0] = lane
+                found = here.failed(unpacked(sent))
+            body = _pickled(("skip",) if found is SKIPPED else ("use", found))
+        except BaseException:
+            channel.send(("raise",))
+            call.midway = False
+            raise
+        finally:
+            call.reported = None
+        channel.send_pickled(body)
+
+    def _after_death(self, call: Call) -> None:
+        """A process has ended while it read: the step is read again, by another one."""
+        place = call.place()
+        how = self._pool.lost(call.process)
+        if call.given_up or self._here.closed or self._pool.closed:
+            raise PoolClosedError
+        at = place and (place.stage, place.index, place.epoch)
+        deaths = self._deaths[at] = self._deaths.get(at, 0) + 1
+        log.warning("a worker process ended %s%s", how, f", in {place}" if place else "")
+        if place is None:
+            if deaths >= _MOST_DEATHS:
+                raise DiedError(f"worker processes end again and again, the last one {how}")
+        elif deaths >= 2:
+            error = DiedError(f"reading an element has ended two worker processes, the last {how}")
+            annotate(error, place)
+            if self._here.on_error is raise_it:
+                raise error
+            self._hung[at] = packed(error)
+
+
+class Call:
+    """One step that a process reads now."""
+
+    def __init__(self, program: Program, process: WorkerProcess, rows: Any) -> None:
+        self._program, self.process, self._rows = program, process, rows
+        self.reported: Failed | None = None  # where the process said that it failed
+        self.given_up = False
+        self.midway = False  # whether the process is in the midst of something
+
+    def place(self) -> Failed | None:
+        """Which element the process reads."""
+        if self.reported is not None:
+            return self.reported
+        lane, _, stage, step = self.process.place
+        if lane < 0:
+            return None
+        try:
+            rows = self._rows[step] if self._program.lanes else self._rows
+            return self._program.place(rows, lane, stage)
+        except IndexError:
+            return None
+
+    @property
+    def since(self) -> float:
+        """When the process began the element."""
+        return self.process.place[1]
+
+    def abort(self) -> None:
+        """Ends the process: its element hangs."""
+        self.given_up = True
+        self.process.kill()
+
+
+def _pickled(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value, 5)
+    except Exception:
+        import cloudpickle
+
+        try:
+            return cloudpickle.dumps(value)
+        except Exception as error:
+            raise UsageError(
+                f"an element cannot be sent to a worker process, because it does not pickle: "
+                f"{in_one_line(error)}; let threads read: `DataLoader(..., "
+                f'worker_type="thread")`.'
+            ) from error
