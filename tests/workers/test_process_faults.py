@@ -171,10 +171,13 @@ def test_a_worker_out_of_file_descriptors_goes_on() -> None:
 # Errors
 
 
-class TwoArgumentsError(Exception):
-    def __init__(self, what: str, where: int) -> None:
-        super().__init__(f"{what} at {where}")
-        self.where = where
+def made_there() -> BaseException:
+    """An error of a class that does not pickle, made where it is raised."""
+
+    class MadeThereError(KeyError):
+        lock = threading.Lock()
+
+    return MadeThereError("deep")
 
 
 def raising(make: Callable[[], BaseException]) -> Callable[[int], int]:
@@ -208,7 +211,8 @@ def test_errors_of_all_kinds_arrive_and_the_loader_can_be_used_again() -> None:
         (lambda: ValueError("plain"), ValueError, "plain"),
         (lambda: OwnError("mine"), OwnError, "mine"),
         (lambda: WithLockError(), WithLockError, "holds a lock"),
-        (lambda: NoPickleError("deep"), KeyError, "NoPickleError: 'deep'"),
+        (lambda: NoPickleError("deep"), NoPickleError, "deep"),
+        (made_there, KeyError, "MadeThereError: 'deep'"),
         (lambda: TwoError("lost", 3), TwoError, "lost at 3"),
         (lambda: StopIteration(), RuntimeError, "StopIteration"),
         (lambda: UnicodeDecodeError("utf8", b"x", 0, 1, "bad"), UnicodeDecodeError, "bad"),

@@ -142,7 +142,7 @@ class _Worker:
         except ClosedError:
             raise
         except BaseException as error:
-            self._channel.send(("raised", context.place(), packed(error)))
+            self._channel.send(("raised", getattr(error, "element", None), packed(error)))
             return
         finally:
             self._status[0] = IDLE

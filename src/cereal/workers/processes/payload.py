@@ -112,7 +112,7 @@ def _payload(body: bytes, arrays: list[np.ndarray], program: Any, slots: Slots) 
         log.warning(
             "there is no shared memory for the arrays of the pipeline (%s): every worker process "
             "gets a copy of them",
-            error,
+            str(error),
         )
         return Payload(pickled(program, shared=False)[0], [], slots)
 

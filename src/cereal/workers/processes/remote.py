@@ -97,7 +97,7 @@ class RemoteReader:
                     "there is no shared memory for batches of %d bytes (%s); they are sent through "
                     "sockets instead, which is slower",
                     size,
-                    error,
+                    str(error),
                 )
             return Memory(None, count, views(np.empty(size, np.uint8), leaves, count))
         return Memory(slot.part, count, views(slot.memory, leaves, count))
