@@ -157,7 +157,7 @@ def test_a_worker_out_of_file_descriptors_goes_on() -> None:
     def open_all(i: int) -> int:
         global hoard
         if i == 9:
-            hoard = []  # type: ignore[name-defined] # noqa: F841
+            hoard = []  # type: ignore[name-defined]
             with contextlib.suppress(OSError):
                 while True:
                     hoard.append(open(os.devnull))

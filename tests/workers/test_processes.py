@@ -104,7 +104,7 @@ def pipelines(tmp_path: Path) -> dict[str, list[Any]]:
     }  # fmt: skip
 
 
-KINDS = list(pipelines(Path("/nowhere"))) if False else [
+KINDS = [
     "function", "random", "after batching", "class", "filter", "batch function", "collate",
     "twice", "files", "files, then Python", "arrays", "concatenated", "concatenated files",
     "zipped", "compiled after", "random in JAX", "iterator",
@@ -150,7 +150,9 @@ def test_a_worker_has_neither_jax_nor_the_script_nor_a_gpu() -> None:
         jax_there = any(name.split(".")[0] == "jax" for name in sys.modules)
         main = getattr(sys.modules["__main__"], "__file__", "")
         gpus = os.environ["JAX_PLATFORMS"] != "cpu" or os.environ["CUDA_VISIBLE_DEVICES"] != "-1"
-        return np.array([jax_there, not main.endswith("start.py"), gpus, os.getpid() == i], np.int32)
+        return np.array(
+            [jax_there, not main.endswith("start.py"), gpus, os.getpid() == i], np.int32
+        )
 
     spec = jax.ShapeDtypeStruct((4,), np.int32)
     with in_processes(look, spec=spec) as loader:
@@ -217,9 +219,10 @@ def test_what_a_function_refers_to_may_change_between_epochs() -> None:
 
 
 def test_64_bit_types_are_as_the_caller_has_them() -> None:
-    with jax.enable_x64(True), in_processes(
-        lambda i: i + 2**40, spec=jax.ShapeDtypeStruct((), np.int64)
-    ) as loader:
+    with (
+        jax.enable_x64(True),
+        in_processes(lambda i: i + 2**40, spec=jax.ShapeDtypeStruct((), np.int64)) as loader,
+    ):
         batch, _ = next(iter(loader.iterate()))
         assert batch.tolist() == [2**40 + i for i in range(BATCH)]
 

@@ -12,7 +12,6 @@ and nothing changes. The first batches of a loop are enough to settle. No choice
 from __future__ import annotations
 
 import threading
-
 from collections.abc import Generator
 from typing import Literal, NamedTuple
 
@@ -200,5 +199,3 @@ class Chooser:
             return False
         one = self.rates.get(Setting("thread", 1), 0.0)
         return count * one > _BETTER * rate
-
-

@@ -76,9 +76,9 @@ class Options(NamedTuple):
         if workers is not None and kind is not None:
             return Setting("thread" if kind == "thread" else "process", workers)
         small = Spec(source.element_spec()).nbytes < _LARGE
-        if workers is None and kind is None and self.timeout is None:
-            if source.traits.quick and small:
-                return CALLER
+        left_open = workers is None and kind is None and self.timeout is None
+        if left_open and source.traits.quick and small:
+            return CALLER
         processes = kind == "process" or (
             kind is None and os.name == "posix" and source._iterators is None
         )
@@ -88,7 +88,7 @@ class Options(NamedTuple):
             cpus=cpus,
             thread=kind != "process",
             process=processes,
-            caller=workers is None and kind is None and self.timeout is None,
+            caller=left_open,
         )
 
     def ahead(self, source: Positional[Any], count: int) -> int:

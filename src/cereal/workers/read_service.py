@@ -51,9 +51,7 @@ class ReadService(HostData):
         self.who = WhoReads(options.plan(source), ahead, ahead.batches)
         most = ahead(self.who.most)
         if source._iterators is not None:
-            source._iterators.window = max(
-                source._iterators.window, 2 * most * source._plan.batch
-            )
+            source._iterators.window = max(source._iterators.window, 2 * most * source._plan.batch)
         self._buffers = Buffers(ahead.batches(self.who.most))
         self._lock = threading.Lock()
         self._skips = _Skips()

@@ -1,8 +1,8 @@
 """Applies what was chosen to the threads and processes of a loader.
 
-    Chooser      decides, from what is measured
-    WhoReads     changes the crew and the pool of the loader accordingly
-    TrackTuning  is what one track asks: who reads its steps, and how many ahead
+Chooser      decides, from what is measured
+WhoReads     changes the crew and the pool of the loader accordingly
+TrackTuning  is what one track asks: who reads its steps, and how many ahead
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..host.crew import Crew
 from ..host.tuning import Tuning
 from .choosing import CALLER, Chooser, Limits, Setting
 from .processes.payload import TooLargeError
-from .processes.pool import ProcessPool
+from .processes.pool import DEPTH, ProcessPool
 from .processes.remote import RemoteReader
 
 log = logging.getLogger("cereal")
@@ -35,7 +35,7 @@ class WhoReads:
         self.isolated = plan.kind == "process" if isinstance(plan, Setting) else not plan.thread
         self.most = plan.count if isinstance(plan, Setting) else plan.most
         self._ahead, self._batches = ahead, batches
-        self.crew = Crew(max(1, self.setting.count))
+        self.crew = Crew(self._threads())
         self._pool: ProcessPool | None = None
         self._lock = threading.Lock()
 
@@ -53,6 +53,11 @@ class WhoReads:
     def prefetch(self) -> int:
         """How many steps are read ahead."""
         return self._ahead(self.setting.count)
+
+    def _threads(self) -> int:
+        """The threads of the crew: a process serves several."""
+        count = max(1, self.setting.count)
+        return count * DEPTH if self.setting.kind == "process" else count
 
     def in_words(self) -> str:
         """The words in the drawing of a loader."""
@@ -115,7 +120,7 @@ class WhoReads:
 
     def _resize(self) -> None:
         with self.crew.lock:
-            self.crew.resize(max(1, self.setting.count))
+            self.crew.resize(self._threads())
         if self._pool is not None:
             self._pool.size = max(1, self.setting.count)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
+from collections import deque
 from typing import Any
 
 import numpy as np
 
+ANSWERS = ("use", "skip", "raise")
 _LENGTH = struct.Struct("<Q")
 
 
@@ -25,6 +27,7 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self._early: deque[Any] = deque()  # messages that came while another was waited for
 
     def send(self, value: Any) -> None:
         """Sends a value that pickles."""
@@ -42,6 +45,15 @@ class Channel:
 
     def receive(self) -> Any:
         """The next value; waits for it."""
+        return self._early.popleft() if self._early else self._receive()
+
+    def receive_answer(self) -> Any:
+        """The next value that answers a question; jobs that came before it are kept for later."""
+        while (found := self._receive())[0] not in ANSWERS:
+            self._early.append(found)
+        return found
+
+    def _receive(self) -> Any:
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         return pickle.loads(self._exactly(length))
 

@@ -1,4 +1,4 @@
-"""Elements that the loader has read itself: iterators, and sources that only its process can read."""
+"""Elements that the loader read itself: of iterators, and of sources that only it can read."""
 
 from __future__ import annotations
 

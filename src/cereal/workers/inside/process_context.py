@@ -15,7 +15,7 @@ from ...reading.read_context import ReadContext, annotate, raise_it, use_read_co
 from .errors_across import packed
 
 
-class Unwind(BaseException):  # noqa: N818
+class Unwind(BaseException):
     """The loader has given up the step: its `on_error` raised."""
 
 
@@ -88,7 +88,7 @@ class ProcessContext(ReadContext):
         """What the loader's `on_error` says."""
         message = ("failed", int(self.step_number[0]), int(self.status[0]), self.place())
         self._channel.send((*message, packed(error)))
-        kind, *answer = self._channel.receive()
+        kind, *answer = self._channel.receive_answer()
         if kind == "raise":
             raise Unwind
         return answer[0] if kind == "use" else None
@@ -96,7 +96,7 @@ class ProcessContext(ReadContext):
 
 _RAN_JAX = (
     "runs JAX, in a worker process, which must not: it has no device. In this function use NumPy "
-    "(`np.` in place of `jnp.`); or let threads read: `DataLoader(..., worker_type=\"thread\")`."
+    '(`np.` in place of `jnp.`); or let threads read: `DataLoader(..., worker_type="thread")`.'
 )
 
 

@@ -4,7 +4,7 @@
     ("program", pickled, arrays)   ->                 the host part of the pipeline
                                    <-  ("ready",)
     ("read", Job)                  ->                 reads, and writes into the memory of the batch
-                                   <-  ("failed", lane, place, error)     only if `on_error` may skip
+                                   <-  ("failed", lane, place, error)    only if `on_error` may skip
     ("use", value) or ("skip",)    ->
                                    <-  ("done", keep, how)   or   ("raised", place, error)
 
@@ -31,6 +31,7 @@ from .channel import Channel, ClosedError
 from .errors_across import packed, unpacked
 from .layout import Leaf, size_of, views
 from .process_context import ProcessContext, Unwind
+from .rows_across import unpacked_rows
 from .shared_memory import map_part
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's `mallopt`
@@ -43,7 +44,7 @@ class Job(NamedTuple):
     """What to read: some of the `count` steps, or elements, of a batch."""
 
     program: int
-    rows: Any  # with one axis before those of a step
+    rows: Any  # packed, with one axis before those of a step
     begin: int  # the first of them
     count: int  # of the whole batch
     memory: tuple[int, int] | None  # a part of the shared file; None: the answer is sent back
@@ -129,14 +130,15 @@ class _Worker:
             self._channel.send(("ready",))
 
     def read(self, job: Job) -> None:
+        rows = unpacked_rows(job.rows)
         hung = {at: unpacked(error) for at, error in job.hung.items()}
         context = ProcessContext(self._channel, self._status, job, hung)
         program = self._programs[job.program]
         set_wide_types(lambda: job.wide)
         try:
-            rooms, mapped = self._rooms(job, leaves_of(program))
+            rooms, mapped = self._rooms(job, len(rows.index), leaves_of(program))
             with np.errstate(**job.errstate):
-                keep = context.run(program, job.rows, rooms)
+                keep = context.run(program, rows, rooms)
         except Unwind:
             return
         except ClosedError:
@@ -151,9 +153,8 @@ class _Worker:
             for room in rooms:
                 self._channel.send_array(room)
 
-    def _rooms(self, job: Job, leaves: list[Leaf]) -> tuple[list[np.ndarray], bool]:
+    def _rooms(self, job: Job, n: int, leaves: list[Leaf]) -> tuple[list[np.ndarray], bool]:
         """Where to write each array, and whether the loader sees it there."""
-        n = len(job.rows.index)
         if job.memory is not None:
             with contextlib.suppress(OSError):  # no memory, or no right to map more
                 found = self._mapped.get(job.memory)

@@ -18,6 +18,7 @@ from ...reading.program import Program
 from ...reading.read_context import SKIPPED, Failed, annotate, raise_it, read_context
 from ..inside.channel import ClosedError
 from ..inside.errors_across import packed, unpacked
+from ..inside.rows_across import packed_rows
 from ..inside.serve import Job
 from .payload import Payload
 from .pool import PoolClosedError, ProcessPool
@@ -40,14 +41,16 @@ class Conversation:
 
     def read(self, begin: int, memory: Any, given: Any) -> np.ndarray | None:
         """Reads the rows into the memory; returns the mask (None: all real)."""
-        end = begin + len(self._rows.index)
+        end, here = begin + len(self._rows.index), self._here
         rooms = [room[begin:end] for room in memory.arrays]
         while True:
-            process = self._borrow()
-            call = self._here.call = Call(self._program, process, self._rows)
+            here.starting = True  # until a process begins to read: others may be before us
+            process = self._pool.borrow(self._payload)
+            call = Call(self._program, process, self._rows)
             try:
-                job = self._job(begin, memory, given)
-                keep = self._talk(call, job, rooms)
+                body = _pickled(("read", self._job(begin, memory, given)))
+                with process.turn(body, lambda call=call: self._begin(call)):
+                    keep = self._listen(call, rooms)
             except ClosedError:
                 self._after_death(call)
                 continue
@@ -58,22 +61,20 @@ class Conversation:
                     self._pool.give_back(process)
                 raise
             finally:
-                self._here.call = None
+                here.call, here.starting = None, False
             self._pool.give_back(process)
             return keep
 
-    def _borrow(self) -> WorkerProcess:
-        self._here.starting = True
-        try:
-            return self._pool.borrow(self._payload)
-        finally:
-            self._here.starting = False
+    def _begin(self, call: Call) -> None:
+        """The process reads for us now."""
+        call.begun = call.midway = True
+        self._here.call, self._here.starting = call, False
 
     def _job(self, begin: int, memory: Any, given: Any) -> Job:
         here, config, errstate = self._here, jax.config, np.geterr()
         return Job(
             program=self._payload.number,
-            rows=self._rows,
+            rows=packed_rows(self._rows),
             begin=begin,
             count=memory.count,
             memory=memory.part,
@@ -85,11 +86,9 @@ class Conversation:
             given=given,
         )
 
-    def _talk(self, call: Call, job: Job, rooms: list[np.ndarray]) -> Any:
-        """Sends a job, answers questions about errors, and waits for the end of it."""
-        channel, body = call.process.channel, _pickled(("read", job))
-        call.midway = True
-        channel.send_pickled(body)
+    def _listen(self, call: Call, rooms: list[np.ndarray]) -> Any:
+        """Answers questions about errors, and waits for the end of the step."""
+        channel = call.process.channel
         while True:
             kind, *answer = channel.receive()
             if kind == "failed":
@@ -108,7 +107,7 @@ class Conversation:
 
     def _decide(self, call: Call, step: int, lane: int, place: Any, sent: Any) -> None:
         """Answers a process that asks what to use instead of an element."""
-        here, channel = self._here, call.process.channel
+        here, process = self._here, call.process
         rows = self._rows[step] if self._program.lanes else self._rows
         try:
             call.reported = place
@@ -117,19 +116,21 @@ class Conversation:
                 found = here.failed(unpacked(sent))
             body = _pickled(("skip",) if found is SKIPPED else ("use", found))
         except BaseException:
-            channel.send(("raise",))
+            process.answer(_pickled(("raise",)))
             call.midway = False
             raise
         finally:
             call.reported = None
-        channel.send_pickled(body)
+        process.answer(body)
 
     def _after_death(self, call: Call) -> None:
         """A process has ended while it read: the step is read again, by another one."""
-        place = call.place()
+        place = call.place() if call.begun else None
         how = self._pool.lost(call.process)
         if call.given_up or self._here.closed or self._pool.closed:
             raise PoolClosedError
+        if not call.begun:
+            return
         at = place and (place.stage, place.index, place.epoch)
         deaths = self._deaths[at] = self._deaths.get(at, 0) + 1
         log.warning("a worker process ended %s%s", how, f", in {place}" if place else "")
@@ -151,6 +152,7 @@ class Call:
         self._program, self.process, self._rows = program, process, rows
         self.reported: Failed | None = None  # where the process said that it failed
         self.given_up = False
+        self.begun = False  # whether the process reads, or has read, for us
         self.midway = False  # whether the process is in the midst of something
 
     def place(self) -> Failed | None:

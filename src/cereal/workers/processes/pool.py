@@ -1,4 +1,8 @@
-"""The worker processes of a loader: started when needed, lent to threads, ended with the loader."""
+"""The worker processes of a loader: started when needed, lent to threads, ended with the loader.
+
+A process is lent to two threads at once: while it reads for one, the job of the other waits in its
+socket. So it never waits for a job.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from .payload import Payload, Payloads
 from .process import WorkerProcess
 from .slots import Slots
 
+DEPTH = 2  # threads that a process serves
 _MOST_TRIES = 3  # processes that may end before they are ready, one after another
 _pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
 
@@ -34,10 +39,9 @@ class ProcessPool:
         self.slots = Slots(batches)
         self.payloads = Payloads(self.slots)
         self._free = threading.Condition()
-        self._idle: list[WorkerProcess] = []
-        self._busy: set[WorkerProcess] = set()
+        self._users: dict[WorkerProcess, int] = {}  # threads that have each process
         self._starting = 0
-        self._failed = 0
+        self._failed = 0  # processes that ended before they were ready, since the last that was
         self._era = 0  # counts how often it was closed
         self._closed = False
         self._life: tuple[int, int] | None = None
@@ -54,20 +58,21 @@ class ProcessPool:
     def closed(self) -> bool:
         return self._closed
 
+    # Starting
+
     def start(self, payload: Payload | None, *, wait: bool = False) -> None:
         """Begins to start processes in the background, so that they are ready when needed.
 
         `wait`: until they are ready, or one of them has said why it will not be.
         """
         with self._free:
-            missing = self.size - len(self._idle) - len(self._busy) - self._starting
+            missing = 0 if self._closed else self.size - len(self._users) - self._starting
             era = self._era
             self._starting += max(0, missing)
-        name, found = "cereal-process-start", []
+        found: list[Exception] = []
+        args = (payload, era, found)
         threads = [
-            threading.Thread(
-                target=self._start, args=(payload, era, found), name=name, daemon=True
-            )
+            threading.Thread(target=self._start, args=args, name="cereal-start", daemon=True)
             for _ in range(missing)
         ]
         for thread in threads:
@@ -85,71 +90,16 @@ class ProcessPool:
                 made.give(payload)
             with self._free:
                 if era == self._era:
-                    self._idle.append(made)
+                    self._users[made] = 0
                     made, self._failed = None, 0
         except Exception as error:  # whoever needs a process tries again, and says what is wrong
             found.append(error)
         finally:
             if made is not None:
-                made.end(busy=True)
+                made.end(kill=True)
             with self._free:
                 self._starting -= 1
                 self._free.notify_all()
-
-    def borrow(self, payload: Payload) -> WorkerProcess:
-        """A process that has this program; the caller gives it back, or says that it is lost."""
-        while True:
-            process = self._take()
-            try:
-                process.give(payload)
-            except ClosedError:
-                started = process.ready
-                how = self.lost(process)
-                with self._free:
-                    self._failed += not started
-                    failed = self._failed
-                if failed >= _MOST_TRIES:
-                    raise CerealError(
-                        f"worker processes end {how} as soon as they are started; what they print "
-                        f'says why. Or let threads read: `DataLoader(..., worker_type="thread")`.'
-                    ) from None
-                continue
-            except BaseException:
-                self.give_back(process)
-                raise
-            self._failed = 0
-            return process
-
-    def _take(self) -> WorkerProcess:
-        with self._free:
-            era = self._era
-            while True:
-                if self._closed or era != self._era:
-                    raise PoolClosedError
-                while self._idle:
-                    process = self._idle.pop()
-                    if process.lives():
-                        self._busy.add(process)
-                        return process
-                    process.end(busy=True)
-                if len(self._busy) + self._starting < self.size:
-                    self._starting += 1
-                    break
-                self._free.wait()
-        made = None
-        try:
-            made = self._new()
-        finally:
-            with self._free:
-                self._starting -= 1
-                if made is not None and era == self._era:
-                    self._busy.add(made)
-                else:
-                    self._free.notify()
-        if era != self._era:
-            made.end(busy=True)
-            raise PoolClosedError
-        return made
 
     def _new(self) -> WorkerProcess:
         with self._free:
@@ -158,21 +108,85 @@ class ProcessPool:
             read = self._life[0]
         return WorkerProcess(self.slots, read)
 
+    # Lending
+
+    def borrow(self, payload: Payload) -> WorkerProcess:
+        """A process that has this program; the caller gives it back, or says that it is lost."""
+        while True:
+            process = self._take()
+            try:
+                process.give(payload)
+            except ClosedError:
+                ready, how = process.ready, self.lost(process)
+                with self._free:
+                    self._failed += not ready
+                    failed = self._failed
+                if failed >= _MOST_TRIES:
+                    self._failed = 0
+                    raise CerealError(
+                        f"worker processes end {how} as soon as they are started; what they print "
+                        f'says why. Or let threads read: `DataLoader(..., worker_type="thread")`.'
+                    ) from None
+            except BaseException:
+                self.give_back(process)
+                raise
+            else:
+                return process
+
+    def _take(self) -> WorkerProcess:
+        with self._free:
+            era = self._era
+            while True:
+                if self._closed or era != self._era:
+                    raise PoolClosedError
+                self._drop_dead()
+                process = min(self._users, key=self._users.__getitem__, default=None)
+                may_start = len(self._users) + self._starting < self.size
+                if may_start and (process is None or self._users[process] > 0):
+                    self._starting += 1
+                    break
+                if process is not None and self._users[process] < DEPTH:
+                    self._users[process] += 1
+                    return process
+                self._free.wait()
+        return self._start_for_caller(era)
+
+    def _drop_dead(self) -> None:
+        for process in [p for p, users in self._users.items() if not users and not p.lives()]:
+            del self._users[process]
+            process.end(kill=True)
+
+    def _start_for_caller(self, era: int) -> WorkerProcess:
+        made = None
+        try:
+            made = self._new()
+        finally:
+            with self._free:
+                self._starting -= 1
+                if made is not None and era == self._era:
+                    self._users[made] = 1
+                self._free.notify_all()
+        if era != self._era:
+            made.end(kill=True)
+            raise PoolClosedError
+        return made
+
     def give_back(self, process: WorkerProcess) -> None:
         with self._free:
-            if process in self._busy:
-                self._busy.discard(process)
-                self._idle.append(process)
+            if process in self._users:
+                self._users[process] -= 1
                 self._free.notify()
 
     def lost(self, process: WorkerProcess, *, kill: bool = False) -> str:
         """A process has ended, or must end; says how."""
         with self._free:
-            self._busy.discard(process)
-        how = process.end(busy=kill)
+            self._users.pop(process, None)
+        how = process.end(kill=kill)
         with self._free:
-            self._free.notify()
+            self._free.notify_all()
         return how
+
+    # Ending
 
     def close(self) -> None:
         """Ends all processes; none is started until `open` is called."""
@@ -181,17 +195,15 @@ class ProcessPool:
         with self._free:
             self._closed = True
             self._era += 1
-            idle, busy, life = self._idle, self._busy, self._life
-            self._idle, self._busy, self._life = [], set(), None
+            ended, self._users = self._users, {}
+            life, self._life = self._life, None
             self._free.notify_all()
         self.payloads.forget()
-        for process in busy:
-            process.kill()
-        for process in idle:
-            process.channel.close()
-        for process in [*busy, *idle]:
+        for process, users in ended.items():
+            process.kill() if users else process.channel.close()
+        for process in ended:
             with contextlib.suppress(Exception):
-                process.end(busy=False)
+                process.end()
         end = time.monotonic() + 1.0
         while self._starting and time.monotonic() < end:
             time.sleep(0.005)
@@ -201,12 +213,12 @@ class ProcessPool:
     def forget(self) -> None:
         """After a fork, in the child: the processes are the parent's."""
         self._free = threading.Condition()
-        for process in [*self._idle, *self._busy]:
+        for process in self._users:
             process.forget()
         for descriptor in self._life or ():
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-        self._idle, self._busy, self._life = [], set(), None
+        self._users, self._life = {}, None
         self._starting, self._era, self._owner = 0, self._era + 1, os.getpid()
         self.slots = Slots(self._batches)  # the memory is the parent's, too
         self.payloads = Payloads(self.slots)

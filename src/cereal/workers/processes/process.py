@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import numpy as np
 
 from ...base.errors import CerealError, PipelineError, in_one_line
 from ..inside import serve, start
-from ..inside.channel import Channel
+from ..inside.channel import Channel, ClosedError
 from ..inside.errors_across import unpacked
 from .payload import Payload
 from .slots import Slots
@@ -35,7 +38,7 @@ class DiedError(CerealError, RuntimeError):
 
 
 class WorkerProcess:
-    """A process that reads for a loader. One thread talks to it at a time."""
+    """A process that reads for a loader. Threads send it jobs, and hear its answers in turn."""
 
     def __init__(self, slots: Slots, life: int) -> None:
         self._slot = slots.keep(serve.STATUS)
@@ -44,13 +47,23 @@ class WorkerProcess:
         self._known: list[int] = []  # numbers of the programs that it has
         self.ready = False
         self._lock = threading.RLock()  # the garbage collector may end it
+        self._giving, self._sending = threading.Lock(), threading.Lock()
+        self._turn = threading.Condition()
+        self._sent = self._heard = 0  # jobs that were sent, and those whose answers were heard
+        self._how = ""  # how it has ended
         ours, theirs = socket.socketpair()
         descriptors = (theirs.fileno(), life, slots.file)
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         try:
             with theirs:
                 self._popen = subprocess.Popen(
-                    [sys.executable, *flags, "-P", str(Path(start.__file__)), *map(str, descriptors)],
+                    [
+                        sys.executable,
+                        *flags,
+                        "-P",
+                        str(Path(start.__file__)),
+                        *map(str, descriptors),
+                    ],
                     pass_fds=descriptors,
                     stdin=subprocess.DEVNULL,
                     env={**os.environ, **_NO_DEVICES},
@@ -68,19 +81,47 @@ class WorkerProcess:
 
     def give(self, payload: Payload) -> None:
         """Sends the program, if the process does not have it."""
-        if payload.number in self._known:
-            return
-        self.channel.send(("program", payload.number, payload.body, payload.parts))
-        kind, *answer = self.channel.receive()
-        self.ready = True
-        if kind == "broken":
-            error = unpacked(answer[0])
-            raise PipelineError(
-                f"a worker process cannot load the pipeline: {in_one_line(error)}; make what it "
-                f"needs importable there, or let threads read: `DataLoader(..., "
-                f'worker_type="thread")`.'
-            ) from error
-        self._known = sorted([*self._known, payload.number])[-serve.MOST_PROGRAMS :]
+        with self._giving:
+            if payload.number in self._known:
+                return
+            with self.turn(("program", payload.number, payload.body, payload.parts)):
+                kind, *answer = self.channel.receive()
+            self.ready = True
+            if kind == "broken":
+                error = unpacked(answer[0])
+                raise PipelineError(
+                    f"a worker process cannot load the pipeline: {in_one_line(error)}; make what "
+                    f"it needs importable there, or let threads read: `DataLoader(..., "
+                    f'worker_type="thread")`.'
+                ) from error
+            self._known = sorted([*self._known, payload.number])[-serve.MOST_PROGRAMS :]
+
+    @contextlib.contextmanager
+    def turn(self, message: Any, begin: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Sends a message; within it, this thread hears the answer. Calls `begin` just before.
+
+        Answers come in the order of the messages: others are waited for.
+        """
+        body = message if isinstance(message, bytes) else pickle.dumps(message, 5)
+        with self._sending:
+            self.channel.send_pickled(body)
+            number, self._sent = self._sent, self._sent + 1
+        with self._turn:
+            self._turn.wait_for(lambda: self._heard == number or self._how)
+            if self._how:
+                raise ClosedError("it has ended")
+        begin()
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._heard += 1
+                self._turn.notify_all()
+
+    def answer(self, message: bytes) -> None:
+        """Answers a question that the process has asked."""
+        with self._sending:
+            self.channel.send_pickled(message)
 
     @property
     def place(self) -> tuple[int, float, int, int]:
@@ -98,9 +139,9 @@ class WorkerProcess:
             if self._popen.returncode is None:
                 self._popen.kill()
 
-    def end(self, *, busy: bool) -> str:
+    def end(self, *, kill: bool = False) -> str:
         """Ends it and waits for its end; says how it ended. An idle one ends by itself."""
-        if busy:
+        if kill:
             self.kill()
         self.channel.close()
         with self._lock:
@@ -109,7 +150,11 @@ class WorkerProcess:
             except subprocess.TimeoutExpired:
                 self._popen.kill()
                 self._popen.wait(_LAST * 5)
-            return _in_words(self._popen.returncode)
+            how = _in_words(self._popen.returncode)
+        with self._turn:
+            self._how = how
+            self._turn.notify_all()
+        return how
 
     def forget(self) -> None:
         """After a fork: this copy of the loader has no business with the process."""
