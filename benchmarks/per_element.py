@@ -2,9 +2,9 @@
 
     python benchmarks/per_element.py
 
-The plain loop calls the same functions for the same elements, stacks each column with NumPy and puts
-the batch on the device. Ours is `DataLoader(...).iterate(...)`, read by the caller (`workers=0`) and
-by the threads that the loader chooses. Both keep the latest batch and wait for the last one.
+The plain loop calls the same functions for the same elements, stacks each column with NumPy and
+puts the batch on the device. Ours is `DataLoader(...).iterate(...)`, read by the caller (workers=0)
+and by the threads that the loader chooses. Both keep the latest batch and wait for the last one.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from cereal import (
 
 BATCH, STEPS, PAIRS, GOAL = 512, 20, 11, 1.5
 N = BATCH * STEPS
+seeds = itertools.count()
 NAMES = [f"column_{number}" for number in range(50)]
-ROWS = [{"x": np.full(16, i, np.float32), "y": i % 10} for i in range(N)]
 
 
 def read(i: int) -> dict[str, Any]:
-    return {"x": ROWS[i]["x"], "y": i % 10}
+    return {"x": np.full(16, i, np.float32), "y": i % 10}
 
 
 def wide(i: int) -> dict[str, float]:
-    return dict.fromkeys(NAMES, i * 0.5)
+    return {name: number * 0.5 for number, name in enumerate(NAMES, start=i)}
 
 
 def scaled(element: dict[str, Any]) -> dict[str, Any]:
-    return {**element, "x": element["x"] * 2}
+    return {"x": (element["x"] - 5.0) * 0.25, "y": element["y"]}
 
 
 def flipped(element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -50,7 +50,8 @@ def flipped(element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]
 
 
 def iterated() -> Iterator[dict[str, Any]]:
-    return iter(ROWS)
+    for i in range(N):
+        yield read(i)
 
 
 def with_own_generator(i: int) -> dict[str, Any]:
@@ -62,6 +63,7 @@ def with_own_generator(i: int) -> dict[str, Any]:
     return flipped(ROWS[i], RNG)
 
 
+ROWS = [read(i) for i in range(N)]
 BITS = np.random.Philox(key=0)
 RNG, STATE = np.random.Generator(BITS), BITS.state
 
@@ -86,7 +88,7 @@ def plain(elements: Callable[[], Iterator[Any]]) -> Any:
 
 def ours(loader: DataLoader[Any]) -> Any:
     last = None
-    for batch, _ in loader.iterate(loader.init_state(0)):
+    for batch, _ in loader.iterate(loader.init_state(next(seeds))):
         last = batch
     return last
 

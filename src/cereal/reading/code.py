@@ -6,7 +6,7 @@
         value = f1(protected(value))           a stage, and so on
         v0 = value["x"]                        the leaves, if their types are as expected
         r0[lane] = v0                          arrays are written into the batch
-        add((lane, v1))                        numbers wait, to be written by column
+        w0(v1)                                 numbers wait, to be written by column
 
 A loop that calls a function for each of these lines takes twice as long. The code is a text, made
 once for each kind of chain; what it works on are arguments.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from .leaves import protected
 from .read_context import CAUGHT, SKIPPED
 from .structure import Node
 
+_MOST_COLUMNS = 4
 _FROM_PYTHON = {int: np.dtype(np.int64), float: np.dtype(np.float64), bool: np.dtype(np.bool_)}
 
 
@@ -46,8 +47,9 @@ _ALWAYS = {
 
 
 def loop_of(stages: list[tuple[str, int, Any, Any, Any]], end: Any, **names: Any) -> Any:
-    """The loop `loop(lane, stop)` over lanes, for these stages: the expression, the number, and what
-    it may name: `fn`, `many`, `run`. `end` has the lines that put an element, and their names.
+    """The loop `loop(lane, stop)` over lanes. A stage has an expression, a number, and what the
+    expression may name: `fn`, `many`, `run`. `end` has the lines that put an element, and what they
+    name.
 
     The loop returns None; or, if something was raised: that, the lane, the value, and which stage.
     """
@@ -94,7 +96,8 @@ def put_code(form: Form, types: tuple[type, ...]) -> Any:
     """The lines that put an element whose leaves have these types, what they name, and which leaves
     are numbers, with their dtypes. None if some leaf is neither an array nor a number.
 
-    The lines also name `r0`, `r1`, ..., memory for the leaves that are arrays, and `add`.
+    The lines also name `r0`, `r1`, ..., memory for the leaves that are arrays, and `w0`, `w1`, ...,
+    to which numbers are given: one for each, or if there are many, one for tuples of them.
     """
     names: dict[str, Any] = {}
     lines = _taken_apart(form.structure.node, names)
@@ -116,9 +119,17 @@ def put_code(form: Form, types: tuple[type, ...]) -> Any:
         numbers.append((place, dtype))
         lines.append(f"if type({value}) is not t{place}: raise UnlikeError")
     lines += [f"r{place}[lane] = v{place}" for place in arrays]
-    if numbers:
-        lines.append(f"add((lane, {', '.join(f'v{place}' for place, _ in numbers)}))")
+    names_of = [f"v{place}" for place, _ in numbers]
+    if columns_of(numbers) == len(numbers):
+        lines += [f"w{at}({name})" for at, name in enumerate(names_of)]
+    else:
+        lines.append(f"w0(({', '.join(names_of)}))")
     return tuple(lines), names, tuple(numbers), tuple(arrays)
+
+
+def columns_of(numbers: Sequence[Any]) -> int:
+    """How many lists the numbers of elements wait in."""
+    return len(numbers) if len(numbers) <= _MOST_COLUMNS else 1
 
 
 def _number_dtype(kind: type) -> np.dtype[Any] | None:

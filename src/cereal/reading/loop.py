@@ -4,9 +4,9 @@
     lane 1   read --> ...
 
 The first lane is run slowly, stage by stage. For the others there is one loop (`code`), with one
-`try` around it. If a stage fails, the context says what to use instead; the element goes on with the
-next stage (`_go_on`), and the loop is entered again for the next lane. No function is called twice
-for an element.
+`try` around it. If a stage fails, the context says what to use instead; the element goes on with
+the next stage (`_go_on`), and the loop is entered again for the next lane. No function is called
+twice for an element.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def stack_elements(
     rooms = form.rooms(n)
 
     def some(lanes: range) -> list[int]:
-        return _Loop(links, keep, Columns(form, rooms), (label, rows)).run(lanes)
+        left_out: list[int] = []
+        columns = Columns(form, rooms, lanes.start, left_out)
+        return _Loop(links, keep, columns, (label, rows), left_out).run(lanes)
 
     left_out = [lane for found in pace.spread(some, n) for lane in found]
     return rooms, _kept(n, left_out)
@@ -61,7 +63,7 @@ def list_elements(
     found: list[Any] = [SKIPPED] * n
 
     def some(lanes: range) -> list[int]:
-        return _Loop(links, keep, _List(found), ("", rows)).run(lanes)
+        return _Loop(links, keep, _List(found), ("", rows), []).run(lanes)
 
     left_out = [lane for each in pace.spread(some, n) for lane in each]
     return found, _kept(n, left_out)
@@ -82,11 +84,11 @@ class _List:
         self.write = self.learn = found.__setitem__
         self.code = ("found[lane] = value",), {"found": found}
 
-    def flush(self) -> int | None:
-        return None
+    def flush(self, end: int) -> int | None:
+        del end
 
-    def check_waiting(self, lane: int) -> None:
-        raise AssertionError(f"lane {lane} does not wait")
+    def check_waiting(self, lane: int, end: int) -> None:
+        raise AssertionError(f"lane {lane} of {end} does not wait")
 
 
 class _Loop:
@@ -98,10 +100,11 @@ class _Loop:
         keep: np.ndarray | None,
         end: Columns | _List,
         place: tuple[str, Any],
+        left_out: list[int],
     ) -> None:
         self._here, self._links, self._end = read_context(), links, end
         self._keep, self._place = keep, place
-        self._left_out: list[int] = []
+        self._left_out = left_out
 
     def run(self, lanes: range) -> list[int]:
         """Runs all lanes; returns those that have no element."""
@@ -118,7 +121,7 @@ class _Loop:
                     lane += 1
                 else:
                     lane = self._run_until_one_fails(lane, lanes.stop, numbers)
-            self._flush()
+            self._flush(lanes.stop)
         finally:
             here.links, here.rows = before
         return self._left_out
@@ -148,7 +151,7 @@ class _Loop:
 
     def _failed(self, error: BaseException, lane: int, value: Any, at: int) -> None:
         """Stage number `at` has failed for the element of a lane."""
-        self._flush()  # an error of an earlier lane comes first
+        self._flush(lane)  # an error of an earlier lane comes first
         here, links = self._here, self._links
         self._begin(lane)
         if at == len(links):
@@ -190,12 +193,12 @@ class _Loop:
             return again
         return end.write(lane, again)  # the element that `on_error` returned instead
 
-    def _flush(self) -> None:
-        """Writes the numbers that wait; one that does not fit is an error of its element."""
+    def _flush(self, stop: int) -> None:
+        """Writes the numbers of lanes before `stop`. Those that do not fit are errors."""
         end, (label, rows) = self._end, self._place
-        while (lane := end.flush()) is not None:
+        while (lane := end.flush(stop)) is not None:
             self._begin(lane)
-            again = at_element(label, rows, lane, end.check_waiting, lane)
+            again = at_element(label, rows, lane, end.check_waiting, lane, stop)
             if again is SKIPPED:
                 self._left_out.append(lane)
             elif again is not None:
