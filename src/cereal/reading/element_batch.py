@@ -44,8 +44,8 @@ class ElementBatch:
     @staticmethod
     def of_list(values: Sequence[Any], keep: Any = None) -> ElementBatch:
         """Elements that were read already."""
-        get = values.__getitem__
-        return ElementBatch(len(values), [Link("", None, lambda _, lane: get(lane))], keep)
+        run = lambda _, lane: values[lane]  # noqa: E731
+        return ElementBatch(len(values), [Link("", None, run, "{many}[lane]", None, values)], keep)
 
     @property
     def is_stacked(self) -> bool:

@@ -89,7 +89,14 @@ def protected(value: Any) -> Any:
     if kind in _NEVER_CHANGE:
         return value
     if kind is dict:
-        return {k: v if type(v) in _NEVER_CHANGE else protected(v) for k, v in value.items()}
+        fresh = value.copy()
+        for key, inner in value.items():
+            if type(inner) is np.ndarray:  # the same as below, without a call
+                fresh[key] = view = inner.view()
+                view.setflags(False)  # type: ignore[call-arg]
+            elif type(inner) not in _NEVER_CHANGE:
+                fresh[key] = protected(inner)
+        return fresh
     if isinstance(value, np.ndarray):
         view = value.view()
         view.setflags(write=False)

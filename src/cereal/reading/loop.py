@@ -3,9 +3,10 @@
     lane 0   read --> map --> random map --> put
     lane 1   read --> ...
 
-There is one `try` around the loop. If a stage fails, the context says what to use instead; the
-element goes on with the next stage (`_go_on`), and the loop is entered again for the next lane. No
-function is called twice for an element.
+The first lane is run slowly, stage by stage. For the others there is one loop (`code`), with one
+`try` around it. If a stage fails, the context says what to use instead; the element goes on with
+the next stage (`_go_on`), and the loop is entered again for the next lane. No function is called
+twice for an element.
 """
 
 from __future__ import annotations
@@ -17,20 +18,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .code import loop_of
 from .columns import Columns
 from .form import Form
-from .read_context import CAUGHT, SKIPPED, Pace, at_element, read_context
+from .read_context import SKIPPED, Pace, at_element, read_context
 
 
 class Link(NamedTuple):
     """A stage in a chain: `run(value, lane)`. The first reads, and its `value` is None.
 
-    Without a label it is no stage of its own: errors in it have been handled before.
+    Without a label it is no stage of its own: errors in it have been handled before. `code` is an
+    expression that gives the same more quickly; it may name `{fn}`, `{many}` and `{run}`.
     """
 
     label: str
     rows: Any
     run: Callable[[Any, int], Any]
+    code: str = "{run}(value, lane)"
+    fn: Any = None
+    many: Any = None
 
 
 def stack_elements(
@@ -41,7 +47,9 @@ def stack_elements(
     rooms = form.rooms(n)
 
     def some(lanes: range) -> list[int]:
-        return _Loop(links, keep, Columns(form, rooms), (label, rows)).run(lanes)
+        left_out: list[int] = []
+        columns = Columns(form, rooms, lanes.start, left_out)
+        return _Loop(links, keep, columns, (label, rows), left_out).run(lanes)
 
     left_out = [lane for found in pace.spread(some, n) for lane in found]
     return rooms, _kept(n, left_out)
@@ -55,7 +63,7 @@ def list_elements(
     found: list[Any] = [SKIPPED] * n
 
     def some(lanes: range) -> list[int]:
-        return _Loop(links, keep, _List(found), ("", rows)).run(lanes)
+        return _Loop(links, keep, _List(found), ("", rows), []).run(lanes)
 
     left_out = [lane for each in pace.spread(some, n) for lane in each]
     return found, _kept(n, left_out)
@@ -73,13 +81,14 @@ class _List:
     """Puts elements into a list, as they are."""
 
     def __init__(self, found: list[Any]) -> None:
-        self.put = self.write = self.write_unlike = found.__setitem__
+        self.write = self.learn = found.__setitem__
+        self.code = ("found[lane] = value",), {"found": found}
 
-    def flush(self) -> int | None:
-        return None
+    def flush(self, end: int) -> int | None:
+        del end
 
-    def check_waiting(self, lane: int) -> None:
-        raise AssertionError(f"lane {lane} does not wait")
+    def check_waiting(self, lane: int, end: int) -> None:
+        raise AssertionError(f"lane {lane} of {end} does not wait")
 
 
 class _Loop:
@@ -91,10 +100,11 @@ class _Loop:
         keep: np.ndarray | None,
         end: Columns | _List,
         place: tuple[str, Any],
+        left_out: list[int],
     ) -> None:
         self._here, self._links, self._end = read_context(), links, end
         self._keep, self._place = keep, place
-        self._left_out: list[int] = []
+        self._left_out = left_out
 
     def run(self, lanes: range) -> list[int]:
         """Runs all lanes; returns those that have no element."""
@@ -104,56 +114,44 @@ class _Loop:
         here.links = [(n, label, rows) for n, (label, rows) in zip(numbers, places, strict=True)]
         lane, here.rows = lanes.start, None
         try:
-            if here.known_to_hang:
-                for lane in lanes:
+            while lane < lanes.stop:
+                if here.known_to_hang or self._end.code is None:
                     self._begin(lane)
                     self._go_on(lane, None, 0)
-            else:
-                while lane < lanes.stop:
+                    lane += 1
+                else:
                     lane = self._run_until_one_fails(lane, lanes.stop, numbers)
-            self._flush()
+            self._flush(lanes.stop)
         finally:
             here.links, here.rows = before
         return self._left_out
 
     def _run_until_one_fails(self, lane: int, stop: int, numbers: list[int]) -> int:
         """Runs lanes; if one fails, only up to that one. Returns the next lane to run."""
-        here, end, keep, left_out = self._here, self._end, self._keep, self._left_out
-        status, now, offset = here.status, time.monotonic, here.first_lane
-        first, first_number, last = self._links[0].run, numbers[0], len(self._links)
-        others = [(n, at, self._links[at].run) for at, n in enumerate(numbers[1:-1], start=1)]
-        at, value = 0, None
-        try:
-            for lane in range(lane, stop):  # noqa: B020
-                if keep is not None and not keep[lane]:
-                    left_out.append(lane)
-                    continue
-                at = 0
-                status[0] = lane + offset
-                status[1] = now()
-                status[2] = first_number
-                value = first(None, lane)
-                if value is SKIPPED:
-                    left_out.append(lane)
-                    continue
-                for number, at, run in others:  # noqa: B007
-                    status[2] = number
-                    value = run(value, lane)
-                    if value is SKIPPED:
-                        left_out.append(lane)
-                        break
-                else:
-                    at = last
-                    end.put(lane, value)
+        here = self._here
+        stages = [
+            (link.code, number, link.fn, link.many, link.run)
+            for link, number in zip(self._links, numbers, strict=False)
+        ]
+        loop = loop_of(
+            stages,
+            self._end.code,
+            status=here.status,
+            now=time.monotonic,
+            offset=here.first_lane,
+            keep=self._keep,
+            leave_out=self._left_out.append,
+        )
+        failed = loop(lane, stop)
+        if failed is None:
             return stop
-        except CAUGHT as error:
-            failed = error
-        self._failed(failed, lane, value, at)
+        error, lane, value, at = failed
+        self._failed(error, lane, value, at)
         return lane + 1
 
     def _failed(self, error: BaseException, lane: int, value: Any, at: int) -> None:
         """Stage number `at` has failed for the element of a lane."""
-        self._flush()  # an error of an earlier lane comes first
+        self._flush(lane)  # an error of an earlier lane comes first
         here, links = self._here, self._links
         self._begin(lane)
         if at == len(links):
@@ -180,27 +178,27 @@ class _Loop:
     def _finish(self, lane: int, value: Any) -> None:
         """Puts the element of a lane, if there is one, or what the context uses instead."""
         if value is not SKIPPED:
-            value = self._put_unlike(lane, value)
+            value = self._put(lane, value)
         if value is SKIPPED:
             self._left_out.append(lane)
 
-    def _put_unlike(self, lane: int, value: Any) -> Any:
+    def _put(self, lane: int, value: Any) -> Any:
         """Checks and puts an element; SKIPPED if it is left out, because it is not as promised."""
         end, (label, rows) = self._end, self._place
         with contextlib.suppress(Exception):
-            return end.write_unlike(lane, value)
+            return end.learn(lane, value)
         # It raised: run it again in `at_element`, which notes the place and asks `on_error`.
         again = at_element(label, rows, lane, end.write, lane, value)
         if again is None or again is SKIPPED:
             return again
         return end.write(lane, again)  # the element that `on_error` returned instead
 
-    def _flush(self) -> None:
-        """Writes the numbers that wait; one that does not fit is an error of its element."""
+    def _flush(self, stop: int) -> None:
+        """Writes the numbers of lanes before `stop`. Those that do not fit are errors."""
         end, (label, rows) = self._end, self._place
-        while (lane := end.flush()) is not None:
+        while (lane := end.flush(stop)) is not None:
             self._begin(lane)
-            again = at_element(label, rows, lane, end.check_waiting, lane)
+            again = at_element(label, rows, lane, end.check_waiting, lane, stop)
             if again is SKIPPED:
                 self._left_out.append(lane)
             elif again is not None:

@@ -47,7 +47,8 @@ class MapStage:
         fn = self.fn
         if self.with_mask:
             return Link(self.label, rows, lambda value, lane: fn(protected(value), True))
-        return Link(self.label, rows, lambda value, lane: fn(protected(value)))
+        run = lambda value, lane: fn(protected(value))  # noqa: E731
+        return Link(self.label, rows, run, "{fn}(protected(value))", fn)
 
 
 @dataclasses.dataclass
@@ -62,11 +63,9 @@ class RandomStage:
         fn = self.fn
         high, low = rows.element_words(self.number)
         keys = ((high.astype(np.uint64) << np.uint64(32)) | low.astype(np.uint64)).tolist()
-        return Link(
-            self.label,
-            rows,
-            lambda value, lane: with_generator(fn, protected(value), keys[lane]),
-        )
+        run = lambda value, lane: with_generator(fn, protected(value), keys[lane])  # noqa: E731
+        code = "with_generator({fn}, protected(value), {many}[lane])"
+        return Link(self.label, rows, run, code, fn, keys)
 
 
 @dataclasses.dataclass

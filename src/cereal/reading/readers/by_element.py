@@ -26,12 +26,13 @@ class FunctionReader(Reader):
 
     def read(self, rows: Rows) -> ElementBatch:
         fn, indices = self.fn, rows.index.tolist()
-        if not self.by_epoch:
-            run = lambda _, lane: fn(indices[lane])  # noqa: E731
-        else:
+        if self.by_epoch:
             epochs = rows.epoch.tolist()
             run = lambda _, lane: fn(indices[lane], epochs[lane])  # noqa: E731
-        return ElementBatch(len(indices), [Link(self.label, rows, run)])
+            return ElementBatch(len(indices), [Link(self.label, rows, run)])
+        run = lambda _, lane: fn(indices[lane])  # noqa: E731
+        link = Link(self.label, rows, run, "{fn}({many}[lane])", fn, indices)
+        return ElementBatch(len(indices), [link])
 
 
 @dataclasses.dataclass
@@ -73,4 +74,5 @@ class DatasetReader(Reader):
             index = rows.epoch.astype(np.int64) * self.stride + index
         dataset, indices = self.dataset, index.tolist()
         run = lambda _, lane: dataset[indices[lane]]  # noqa: E731
-        return ElementBatch(len(indices), [Link(self.label, rows, run)])
+        link = Link(self.label, rows, run, "{fn}[{many}[lane]]", dataset, indices)
+        return ElementBatch(len(indices), [link])

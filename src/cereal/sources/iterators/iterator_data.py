@@ -15,6 +15,7 @@ import copy
 import inspect
 import logging
 import threading
+import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,15 @@ from ...device.transfer import to_device, to_host
 from ...functions.function import function_name
 from ...order.rows import Rows
 from ...reading.element_batch import ElementBatch
-from ...reading.read_context import SKIPPED, Failed, annotate, at_element
+from ...reading.read_context import (
+    CAUGHT,
+    SKIPPED,
+    Failed,
+    annotate,
+    as_exception,
+    at_element,
+    read_context,
+)
 from ...reading.readers.reader import Reader
 from ..by_element import ElementData
 from .bookmark import BOOKMARK_BYTES, Bookmark, Run, packed, unpacked
@@ -66,16 +75,26 @@ class _OpenIterator:
             self.iterator = iter(self.made)
         try:
             value = next(self.iterator)
-        except StopIteration:
-            raise
-        except Exception as error:
-            if inspect.isgenerator(self.iterator):
-                error.add_note("cereal: a generator cannot go on after an error.")
-                raise _BrokenIterator(self.run.epoch, self.position) from error
-            self.position += 1
+        except CAUGHT as error:
+            self.fail(error)
             raise
         self.position += 1
         return value
+
+    def fail(self, error: BaseException) -> None:
+        """The next element has raised this: a generator is over, and others move on."""
+        if isinstance(error, StopIteration):
+            return
+        if inspect.isgenerator(self.iterator):
+            error.add_note("cereal: a generator cannot go on after an error.")
+            raise _BrokenIterator(self.run.epoch, self.position) from error
+        self.position += 1
+
+    def taking(self) -> Any:
+        """A function that gives the next element, but does not count it."""
+        if self.iterator is None:
+            self.iterator = iter(self.made)
+        return self.iterator.__next__
 
     def skip_to(self, position: int) -> None:
         with contextlib.suppress(StopIteration):
@@ -168,26 +187,82 @@ class IteratorData(ElementData):
         return IteratorReader(label, self)
 
     def read(self, label: str, rows: Rows) -> ElementBatch:
-        values = []
         epochs, positions = rows.epoch.tolist(), rows.index.tolist()
         runs = {epoch: self._run(rows.key, epoch) for epoch in set(epochs)}
-        places = [(runs[epoch], at) for epoch, at in zip(epochs, positions, strict=True)]
+        together = (np.diff(rows.index) == 1) & (np.diff(rows.epoch) == 0)
+        ends = [*(np.flatnonzero(~together) + 1).tolist(), len(positions)]
+        values: list[Any] = []
         with self._lock:
-            for lane, at in enumerate(places):
-                try:
-                    value = at_element(label, rows, lane, self._element, at)
-                except _BrokenIterator as broken:
-                    raise broken.reported(label, rows) from None
-                values.append(value)
-                if self._peeking and value is not SKIPPED:
-                    self._peeked[at] = value
-            self._mark(places[-1][0])
+            for end in ends:  # positions that follow each other
+                while (lane := len(values)) < end:
+                    read, given = self._take_next(runs[epochs[lane]], positions[lane], end, values)
+                    if read is None:
+                        continue
+                    lane = len(values)
+                    at = runs[epochs[lane]], positions[lane]
+                    try:
+                        value = at_element(label, rows, lane, read, *(given or at))
+                    except _BrokenIterator as broken:
+                        raise broken.reported(label, rows) from None
+                    values.append(value)
+                    if self._peeking and value is not SKIPPED:
+                        self._peeked[at] = value
+            self._mark(runs[epochs[-1]])
         return ElementBatch.of_list(values)
 
-    def _element(self, at: tuple[Run, int]) -> Any:
-        if at in self._kept:
-            return self._kept.pop(at)
-        run, position = at
+    def _take_next(self, run: Run, position: int, end: int, values: list[Any]) -> tuple[Any, Any]:
+        """Takes the elements from a position on, up to lane `end`: those that were kept, or those
+        of an iterator that is just there. Returns how to read the next lane, and what to pass for
+        that (None: its place). The first is None if this is to be called again.
+        """
+        here, opened = read_context(), self._open[-1] if self._open else None
+        if self._peeking or here.known_to_hang or opened is None:
+            return self._element, None
+        if (run, position) in self._kept:
+            return self._take_kept(run, position, end, values)
+        if opened.run != run or opened.position != position or run in self._ends:
+            return self._element, None
+        take, status, now, first = opened.taking(), here.status, time.monotonic, len(values)
+        lanes = range(first, end)
+        if self._kept:  # another iterator has been at some of these positions
+            before = position - first
+            kept = (lane for lane in lanes if (run, before + lane) in self._kept)
+            lanes = range(first, next(kept, end))
+        try:
+            for lane in lanes:
+                status[0], status[1] = lane + here.first_lane, now()
+                values.append(take())
+        except CAUGHT as error:
+            failed = error
+        else:
+            return None, None
+        finally:
+            opened.position += len(values) - first
+        return self._fail, (opened, failed)
+
+    def _take_kept(self, run: Run, position: int, end: int, values: list[Any]) -> tuple[Any, Any]:
+        pop, nothing = self._kept.pop, object()
+        for at in range(position, position + end - len(values)):
+            value = pop((run, at), nothing)
+            if value is nothing:
+                break
+            values.append(value)
+        return None, None
+
+    def _fail(self, opened: _OpenIterator, error: BaseException) -> Any:
+        """An iterator has raised this instead of giving an element."""
+        try:
+            opened.fail(error)
+        except _BrokenIterator:
+            self._open.remove(opened)
+            raise
+        if isinstance(error, StopIteration):
+            return self._ended(opened)
+        raise error
+
+    def _element(self, run: Run, position: int) -> Any:
+        if (run, position) in self._kept:
+            return self._kept.pop((run, position))
         if self._ends.get(run, position + 1) <= position:
             return SKIPPED
         opened = self._at_or_before(run, position)
@@ -338,8 +413,8 @@ class _BrokenIterator(BaseException):
 
     def reported(self, label: str, rows: Rows) -> BaseException:
         """The error itself, with a note that names the element."""
-        cause = self.__cause__
-        assert cause is not None
+        assert self.__cause__ is not None
+        cause = as_exception(self.__cause__)
         key = (int(rows.key[0]), int(rows.key[1]))
         annotate(cause, Failed(label, self.place[1], self.place[0], key))
         return cause
