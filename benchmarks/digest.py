@@ -4,9 +4,9 @@
     python benchmarks/digest.py --all    all cells, as `make elastic` runs them
 
 SHA-256 over the first 300 batches of a pipeline with random integers added on the host and in JAX.
-A cell is a number of workers, threads or processes, a number of batches read ahead, a way to run it,
-and restarts at random steps or none; every cell must print the digest below. It is the same on every machine and
-with every version of JAX: a change of it is a breaking change.
+A cell is a number of workers, threads or processes, a number of batches read ahead, a way to run
+it, and restarts at random steps or none; every cell must print the digest below. It is the same on
+every machine and with every version of JAX: a change of it is a breaking change.
 """
 
 from __future__ import annotations

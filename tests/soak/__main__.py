@@ -2,9 +2,8 @@
 
     python -m tests.soak --minutes 10
 
-Loaders of several kinds run at once, in threads: iterate, scans, `next_batch`, restarts in mid-epoch,
-loops that are left early, loaders that are closed and used again. Meanwhile another thread kills a
-worker every few hundredths of a second. At the end nothing may be left: no process, no thread of
+Loaders run at once, in threads: iterate, scans, `next_batch`, restarts in mid-epoch, loops that
+are left early, loaders that are closed and used again. Meanwhile another thread kills a worker every few hundredths of a second. At the end nothing may be left: no process, no thread of
 ours, no descriptor, no shared memory, and memory may not have grown.
 """
 

@@ -1,4 +1,4 @@
-"""Worker processes give what threads give, whoever asks; and they need neither JAX nor the script."""
+"""Worker processes give what threads give, and need neither JAX nor the script."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def pipelines(tmp_path: Path) -> dict[str, list[Any]]:
         "twice": [disk, BatchTransform(4), BatchTransform(2), HostMapTransform(lambda b: b)],
         "files": [files, BatchTransform(8)],
         "files, then Python": [files, HostMapTransform(lambda e: e["x"] + 1), BatchTransform(8)],
-        "arrays": [ArraySampleSource({"x": rows}), HostMapTransform(lambda e: e), BatchTransform(8)],
+        "arrays": [ArraySampleSource(rows), HostMapTransform(lambda e: e * 2), BatchTransform(8)],
         "concatenated": [
             ConcatSource([disk, DiskSampleSource(20, read)]),
             HostMapTransform(lambda e: e["x"] * 2),
