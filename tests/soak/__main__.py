@@ -3,8 +3,9 @@
     python -m tests.soak --minutes 10
 
 Loaders run at once, in threads: iterate, scans, `next_batch`, restarts in mid-epoch, loops that
-are left early, loaders that are closed and used again. Meanwhile another thread kills a worker every few hundredths of a second. At the end nothing may be left: no process, no thread of
-ours, no descriptor, no shared memory, and memory may not have grown.
+are left early, loaders that are closed and used again. Meanwhile a worker is killed every few
+hundredths of a second. At the end nothing may be left: no process, no thread of ours,
+no descriptor, no shared memory; and memory may not have grown.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ and nothing changes. The first batches of a loop are enough to settle. No choice
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Generator
 from typing import Literal, NamedTuple
@@ -26,7 +27,8 @@ _WORTH_A_PROCESS = 2e-4  # seconds of reading a step; sending it to a process co
 _COMPUTES = 0.5  # the part of its time for which a thread must compute, for processes to be tried
 
 
-class Setting(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Setting:
     """Who reads."""
 
     kind: Kind

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from .shared_memory import as_bytes
+
 ANSWERS = ("use", "skip", "raise")
 _LENGTH = struct.Struct("<Q")
 
@@ -77,14 +79,14 @@ class Channel:
         if not array.nbytes:
             return
         try:
-            self._end.sendall(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+            self._end.sendall(as_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
         except OSError as error:
             raise ClosedError(str(error)) from error
 
     def receive_array(self, into: np.ndarray) -> None:
         """Fills a contiguous array with bytes that `send_array` sent."""
         if into.nbytes:
-            self._fill(memoryview(into.reshape(-1).view(np.uint8)))
+            self._fill(as_bytes(into.reshape(-1).view(np.uint8)))
 
     def close(self) -> None:
         self._end.close()

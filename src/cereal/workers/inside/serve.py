@@ -32,7 +32,7 @@ from .errors_across import packed, unpacked
 from .layout import Leaf, size_of, views
 from .process_context import ProcessContext, Unwind
 from .rows_across import unpacked_rows
-from .shared_memory import map_part
+from .shared_memory import as_bytes, map_part
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's `mallopt`
 MOST_PROGRAMS = 8
@@ -41,12 +41,12 @@ IDLE = -1.0
 
 
 class Job(NamedTuple):
-    """What to read: some of the `count` steps, or elements, of a batch."""
+    """What to read: some of the `total` steps, or elements, of a batch."""
 
     program: int
     rows: Any  # packed, with one axis before those of a step
     begin: int  # the first of them
-    count: int  # of the whole batch
+    total: int  # how many the whole batch has
     memory: tuple[int, int] | None  # a part of the shared file; None: the answer is sent back
     masked: bool
     asks: bool  # whether `on_error` decides about errors
@@ -116,13 +116,13 @@ class _Worker:
 
     def hello(self, path: list[str], status: int) -> None:
         sys.path[:] = path
-        self._status = memoryview(map_part(self._file, status, STATUS)).cast("d")
+        self._status = as_bytes(map_part(self._file, status, STATUS)).cast("d")
 
     def program(self, number: int, body: bytes, parts: list[tuple[int, int]]) -> None:
         while len(self._programs) >= MOST_PROGRAMS:
             del self._programs[min(self._programs)]
         try:
-            arrays = [memoryview(map_part(self._file, *part, private=True)) for part in parts]
+            arrays = [as_bytes(map_part(self._file, *part, private=True)) for part in parts]
             self._programs[number] = pickle.loads(body, buffers=arrays)
         except BaseException as error:
             self._channel.send(("broken", packed(error)))
@@ -160,7 +160,7 @@ class _Worker:
                 found = self._mapped.get(job.memory)
                 if found is None:
                     found = self._mapped[job.memory] = map_part(self._file, *job.memory)
-                whole = views(found, leaves, job.count)
+                whole = views(found, leaves, job.total)
                 return [room[job.begin : job.begin + n] for room in whole], True
         own = np.empty(size_of(leaves, n), np.uint8)
         return views(own, leaves, n), False

@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 import weakref
+from typing import Any, cast
 
 import numpy as np
 
@@ -66,7 +67,12 @@ def map_part(descriptor: int, begin: int, size: int, *, private: bool = False) -
     memory = (ctypes.c_uint8 * size).from_address(address)
     # At the end of the process, arrays of JAX may still lie here: then it is left mapped.
     weakref.finalize(memory, _library.munmap, address, size).atexit = False
-    return np.frombuffer(memory, np.uint8)
+    return np.frombuffer(cast(Any, memory), np.uint8)
+
+
+def as_bytes(array: np.ndarray) -> memoryview:
+    """The memory of an array."""
+    return memoryview(cast(Any, array))
 
 
 def give_back_pages(part: np.ndarray) -> None:

@@ -25,7 +25,7 @@ from .pool import PoolClosedError, ProcessPool
 from .process import DiedError, WorkerProcess
 
 log = logging.getLogger("cereal")
-_ERRSTATE = np.geterr()
+_ERRSTATE = dict(np.geterr())
 _MOST_DEATHS = 8  # of processes that read no element yet
 
 
@@ -71,12 +71,12 @@ class Conversation:
         self._here.call, self._here.starting = call, False
 
     def _job(self, begin: int, memory: Any, given: Any) -> Job:
-        here, config, errstate = self._here, jax.config, np.geterr()
+        here, config, errstate = self._here, jax.config, dict(np.geterr())
         return Job(
             program=self._payload.number,
             rows=packed_rows(self._rows),
             begin=begin,
-            count=memory.count,
+            total=memory.count,
             memory=memory.part,
             masked=here.masked,
             asks=here.on_error is not raise_it,

@@ -157,7 +157,7 @@ class ProcessPool:
             process.end(kill=True)
 
     def _start_for_caller(self, era: int) -> WorkerProcess:
-        made = None
+        made: WorkerProcess | None = None
         try:
             made = self._new()
         finally:
@@ -166,6 +166,7 @@ class ProcessPool:
                 if made is not None and era == self._era:
                     self._users[made] = 1
                 self._free.notify_all()
+        assert made is not None
         if era != self._era:
             made.end(kill=True)
             raise PoolClosedError

@@ -6,10 +6,11 @@ machines could be asked in the same way.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,8 @@ log = logging.getLogger("cereal")
 _WORTH = 0.01  # seconds of reading that are worth a part of their own
 
 
-class Memory(NamedTuple):
+@dataclasses.dataclass
+class Memory:
     """Where the arrays of a step will lie."""
 
     part: tuple[int, int] | None  # of the shared file; None: they are sent through the socket
