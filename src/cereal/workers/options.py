@@ -11,6 +11,7 @@ from ..base.errors import OptionWarning, PipelineError
 from ..base.numbers import as_optional_count
 from ..base.spec import Spec
 from ..host.cpus import usable_cpus
+from ..pipeline.pipeline import host_stages_of
 from ..pipeline.positional import Positional
 from ..reading.read_context import OnError, raise_it, read_context
 
@@ -66,10 +67,13 @@ class Options(NamedTuple):
 
         None for small batches that one NumPy call reads: to pass the batch between threads takes
         longer than to read it. One thread from 1 MB a batch on: a second one would only wait for
-        the same memory. Otherwise up to four.
+        the same memory. One for iterators without host stages, which one thread at a time can read.
+        Otherwise up to four.
         """
         if self.workers is not None:
             return self.workers
+        if source._iterators is not None and not host_stages_of(source):
+            return 1
         if not source.traits.quick or self.timeout is not None:
             return min(4, usable_cpus())
         return 1 if Spec(source.element_spec()).nbytes >= _LARGE else 0
