@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,13 @@ import jax
 import numpy as np
 from tests.workers.process_loaders import children, descriptors, reading_threads, shared_files
 
-from cereal import BatchTransform, DataLoader, DiskSampleSource, HostRandomMapTransform
+from cereal import (
+    BatchTransform,
+    DataLoader,
+    DiskSampleSource,
+    EpochWarning,
+    HostRandomMapTransform,
+)
 
 N, BATCH, LOADERS = 2000, 16, 3
 
@@ -74,7 +81,7 @@ class Soak:
 
     def kill(self) -> None:
         while not self.over:
-            time.sleep(self.random.uniform(0.01, 0.2))
+            time.sleep(self.random.uniform(0.02, 0.6))
             found = children()
             for pid in found if self.random.random() < 0.05 else found[:1]:
                 try:
@@ -109,11 +116,7 @@ class Soak:
 
     def by_restart(self, loader: Any, key: int, rng: random.Random) -> None:
         begin = rng.randrange(100)
-        state = loader.state_at(key, 0, begin) if hasattr(loader, "state_at") else None
-        if state is None:
-            with loader.iterate(loader.init_state(key), steps=begin) as batches:
-                list(batches)
-                state = batches.state
+        state = loader.state_at(key, begin)
         for step, (batch, _) in enumerate(loader.iterate(state, steps=10), start=begin):
             self.check(key, step, batch)
 
@@ -136,6 +139,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    warnings.simplefilter("ignore", EpochWarning)
     logging.getLogger("cereal").setLevel(logging.ERROR)  # a line for each worker that was killed
     soak = Soak(options.minutes, options.seed)
     for key in range(LOADERS):

@@ -183,6 +183,11 @@ def parts_of(source: Positional[Any]) -> tuple[Any, tuple[Placed, ...]]:
     return (source.source, source.stages) if isinstance(source, Pipeline) else (source, ())
 
 
+def host_stages_of(source: Positional[Any]) -> tuple[Placed, ...]:
+    """The stages of a pipeline that Python runs."""
+    return source._host_stages if isinstance(source, Pipeline) else ()
+
+
 def root_of(source: Source[Any]) -> Source[Any]:
     """The source below all stages, of a pipeline or a stream."""
     if isinstance(source, Pipeline):

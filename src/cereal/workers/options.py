@@ -12,6 +12,7 @@ from ..base.errors import OptionWarning, PipelineError
 from ..base.numbers import as_optional_count
 from ..base.spec import Spec
 from ..host.cpus import usable_cpus
+from ..pipeline.pipeline import host_stages_of
 from ..pipeline.positional import Positional
 from ..reading.read_context import OnError, raise_it, read_context
 from .choosing import CALLER, Limits, Setting
@@ -82,8 +83,10 @@ class Options(NamedTuple):
         processes = kind == "process" or (
             kind is None and os.name == "posix" and source._iterators is None
         )
+        # Only one thread at a time can read an iterator.
+        alone = source._iterators is not None and not host_stages_of(source)
         return Limits(
-            most=cpus if workers is None else workers,
+            most=(1 if alone else cpus) if workers is None else workers,
             first=1 if workers is None else workers,
             cpus=cpus,
             thread=kind != "process",

@@ -20,7 +20,9 @@ from .process import WorkerProcess
 from .slots import Slots
 
 DEPTH = 2  # threads that a process serves
-_MOST_TRIES = 3  # processes that may end before they are ready, one after another
+# How many processes may end before they are ready, one after another. If they are killed, that
+# may have nothing to do with them.
+_MOST_TRIES, _MOST_KILLED = 3, 24
 _pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
 
 
@@ -121,7 +123,7 @@ class ProcessPool:
                 with self._free:
                     self._failed += not ready
                     failed = self._failed
-                if failed >= _MOST_TRIES:
+                if failed >= (_MOST_KILLED if how.startswith("by") else _MOST_TRIES):
                     self._failed = 0
                     raise CerealError(
                         f"worker processes end {how} as soon as they are started; what they print "
@@ -131,6 +133,7 @@ class ProcessPool:
                 self.give_back(process)
                 raise
             else:
+                self._failed = 0
                 return process
 
     def _take(self) -> WorkerProcess:
