@@ -9,10 +9,9 @@
     rows     rows of a Hugging Face dataset with four columns, 64 a batch
 
 The fixed settings are `workers=0`, and 1, 2, 4, ... threads and processes. Each loader is used for
-several epochs: the default one first for so many batches that it can choose, the others for one
-epoch. Then all run in turns, one epoch each, and at last the default and the best of the others
-in pairs: that ratio counts. The first epoch of the default, with which it begins to choose, is
-reported. Without a folder of photos (by default `$CEREAL_DATA_DIR/photos`) photos are made.
+several epochs: the default one first until it has chosen, the others for one epoch. Then all run
+in turns, one epoch each, and at last the default and the best of the others in pairs: that ratio
+counts. How long the choice took is reported. Without a folder of photos (by default `$CEREAL_DATA_DIR/photos`) photos are made.
 """
 
 from __future__ import annotations
@@ -148,12 +147,15 @@ def at_work(loader: DataLoader[Any], batches: int) -> str:
 
 
 def warmed_up(name: str, case: Case, options: argparse.Namespace) -> DataLoader[Any]:
-    """The default loader, after so many batches that it has chosen."""
+    """The default loader, after it has chosen, or after some time."""
     loader = make_loader(case.stages)
-    times = max(2, -(-options.warm // case.batches))
-    taken = [1e3 * seconds(lambda: epoch(loader)) for _ in range(times)]
-    words = f"{taken[0]:.0f} ms, then {', '.join(f'{each:.0f}' for each in taken[1:])}"
-    report(f"{name}: the first epochs of the default", words, "reported", True)
+    chooser, taken = loader.service.who.chooser, [seconds(lambda: epoch(loader))]
+    while chooser is not None and not chooser.settled and sum(taken) < options.warm:
+        taken.append(seconds(lambda: epoch(loader)))
+    words = f"{sum(taken):.1f} s, {len(taken) * case.batches} batches; {loader.service.in_words()}"
+    report(f"{name}: the default has chosen after", words, "reported", True)
+    for setting, rate in () if chooser is None else chooser.rates.items():
+        print(f"        measured: {setting}: {rate:.0f} elements a second")
     print(f"      {name}: the default has {at_work(loader, case.batches)}")
     return loader
 
@@ -199,8 +201,7 @@ if __name__ == "__main__":
     parser.add_argument("--photos", type=Path, default=default, help="a folder of JPEG files")
     parser.add_argument("--quick", action="store_true", help="a short run, with more spread")
     parser.add_argument("--only", nargs="+", choices=CASES, help="some of the cases")
-    parser.add_argument("--warm", type=int, help="batches in which the default may choose")
+    parser.add_argument("--warm", type=float, default=30.0, help="seconds in which it may choose")
     asked = parser.parse_args()
-    asked.warm = asked.warm or (48 if asked.quick else 160)
     asked.rounds, asked.pairs = (3, 5) if asked.quick else (7, 15)
     main(asked)

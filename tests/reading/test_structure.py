@@ -25,6 +25,9 @@ class Node:
     a: Any
     b: Any
 
+    def __repr__(self) -> str:  # the same in every process that collects these tests
+        return f"Node({self.a}, {self.b})"
+
 
 ARRAY = np.zeros(2)
 TREES: list[Any] = [

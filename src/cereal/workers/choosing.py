@@ -21,8 +21,9 @@ Kind = Literal["caller", "thread", "process"]
 _LEAST_SECONDS = 0.1  # of a measurement
 _LEAST_TAKEN = 8
 _STARVED = 0.1  # the part of the time that a loop must wait for batches, to be measured
-_BETTER = 1.1  # how much faster a setting must be, to be worth more threads or processes
-_AS_GOOD = 0.97
+_BETTER = 1.1  # how much faster processes must be than threads
+_AS_GOOD = 0.96  # of two settings that differ by less, the one with fewer threads or processes
+_WORSE = 0.93  # a setting that is slower than this ends the search in its direction
 _WORTH_A_PROCESS = 2e-4  # seconds of reading a step; sending it to a process costs half of it
 _COMPUTES = 0.5  # the part of its time for which a thread must compute, for processes to be tried
 
@@ -154,19 +155,20 @@ class Chooser:
         return best
 
     def _threads(self) -> Generator[Setting, float, tuple[Setting, float]]:
-        limits, best = self.limits, Setting("thread", self.limits.first)
-        rate = yield best
-        if best.count > 1:  # the user named a number: is one thread as good?
-            one = yield Setting("thread", 1)
-            if one > _AS_GOOD * rate:
-                best, rate = Setting("thread", 1), one
+        limits, first = self.limits, Setting("thread", self.limits.first)
+        tried = {first: (yield first)}
+        if first.count > 1:  # the user named a number: is one thread as good?
+            one = Setting("thread", 1)
+            tried[one] = yield one
         else:
-            while best.count < limits.most:
-                more = Setting("thread", min(2 * best.count, limits.most))
-                faster = yield more
-                if faster < _BETTER * rate:
+            count = 1
+            while count < limits.most:
+                count = min(2 * count, limits.most)
+                more = Setting("thread", count)
+                tried[more] = yield more
+                if tried[more] < _WORSE * max(tried.values()):
                     break
-                best, rate = more, faster
+        best, rate = _fewest(tried)
         if limits.caller and best.count == 1 and self._computing > _COMPUTES:
             here = yield CALLER
             if here > rate:
@@ -180,14 +182,14 @@ class Chooser:
         all_of_them = yield Setting("process", count)
         if all_of_them < _BETTER * rate:
             return best, rate
-        best, rate = Setting("process", count), all_of_them
+        tried = {Setting("process", count): all_of_them}
         while count > 2:
             count = -(-count // 2)
-            fewer = yield Setting("process", count)
-            if fewer < _AS_GOOD * rate:
+            fewer = Setting("process", count)
+            tried[fewer] = yield fewer
+            if tried[fewer] < _WORSE * max(tried.values()):
                 break
-            best, rate = Setting("process", count), max(rate, fewer)
-        return best, rate
+        return _fewest(tried)
 
     @property
     def _computing(self) -> float:
@@ -201,3 +203,10 @@ class Chooser:
             return False
         one = self.rates.get(Setting("thread", 1), 0.0)
         return count * one > _BETTER * rate
+
+
+def _fewest(tried: dict[Setting, float]) -> tuple[Setting, float]:
+    """The setting with the fewest threads or processes of those that are about as fast as any."""
+    least = _AS_GOOD * max(tried.values())
+    best = min((each for each in tried if tried[each] >= least), key=lambda each: each.count)
+    return best, tried[best]

@@ -122,7 +122,7 @@ class WhoReads:
         with self.crew.lock:
             self.crew.resize(self._threads())
         if self._pool is not None:
-            self._pool.size = max(1, self.setting.count)
+            self._pool.resize(max(1, self.setting.count))
 
     def _start(self, tuning: TrackTuning) -> None:
         """Starts the processes of the pending setting, in a thread of its own."""
@@ -130,7 +130,7 @@ class WhoReads:
         assert chooser is not None
         assert chooser.pending is not None
         try:
-            self.pool.size = chooser.pending.count
+            self.pool.resize(chooser.pending.count)
             tuning.start(wait=True)
         except (CerealError, OSError, TooLargeError) as error:
             log.info("processes are not tried: %s", error)

@@ -180,6 +180,25 @@ class ProcessPool:
             if process in self._users:
                 self._users[process] -= 1
                 self._free.notify()
+        self._trim()
+
+    def resize(self, size: int) -> None:
+        """From now on there are up to `size` processes; others end when they are idle."""
+        with self._free:
+            self.size = size
+            self._free.notify_all()
+        self._trim()
+
+    def _trim(self) -> None:
+        if len(self._users) <= self.size:
+            return
+        with self._free:
+            idle = [process for process, users in self._users.items() if not users]
+            surplus = idle[: max(0, len(self._users) - self.size)]
+            for process in surplus:
+                del self._users[process]
+        for process in surplus:
+            process.end()
 
     def lost(self, process: WorkerProcess, *, kill: bool = False) -> str:
         """A process has ended, or must end; says how."""
