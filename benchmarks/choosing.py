@@ -11,7 +11,8 @@
 The fixed settings are `workers=0`, and 1, 2, 4, ... threads and processes. Each loader is used for
 several epochs: the default one first until it has chosen, the others for one epoch. Then all run
 in turns, one epoch each, and at last the default and the best of the others in pairs: that ratio
-counts. How long the choice took is reported. Without a folder of photos (by default `$CEREAL_DATA_DIR/photos`) photos are made.
+counts. How long the choice took is reported. Without a folder of photos (by default
+`$CEREAL_DATA_DIR/photos`) photos are made.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ Kind = Literal["caller", "thread", "process"]
 
 _LEAST_SECONDS = 0.1  # of a measurement
 _LEAST_TAKEN = 8
+_FIRST_SKIPPED = 16  # batches: programs are compiled, and files are read for the first time
 _STARVED = 0.1  # the part of the time that a loop must wait for batches, to be measured
 _BETTER = 1.1  # how much faster processes must be than threads
 _AS_GOOD = 0.96  # of two settings that differ by less, the one with fewer threads or processes
@@ -70,7 +71,7 @@ class Chooser:
         self._search = self._settings()
         self.now: Setting = next(self._search)
         self.pending: Setting | None = None  # a setting whose processes are being started
-        self._restart(0)
+        self._restart(_FIRST_SKIPPED)
 
     # What others tell
 
