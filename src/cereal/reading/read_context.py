@@ -74,7 +74,7 @@ class ReadContext:
     def __init__(
         self, on_error: OnError = raise_it, buffers: Buffers = NO_BUFFERS, *, masked: bool = False
     ) -> None:
-        self.on_error, self.buffers, self.empty = on_error, buffers, buffers.empty
+        self.on_error, self.buffers = on_error, buffers
         self.masked = masked or on_error is not raise_it  # whether to always give a mask
         self.known_to_hang: dict[Any, Exception] = {}  # elements that hung before
         self.decided: dict[Any, Any] | None = None  # answers of `on_error`, if a step is read again
@@ -94,6 +94,10 @@ class ReadContext:
     def settings(self) -> Any:
         """A context manager: JAX's settings for a thread that helps."""
         return contextlib.nullcontext()
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Memory for one array of a batch."""
+        return self.buffers.empty(shape, dtype)
 
     def own(self, array: np.ndarray) -> np.ndarray:
         """The array itself if it lies in one of our buffers, otherwise a copy.
@@ -149,7 +153,7 @@ class ReadContext:
     def place(self) -> Failed | None:
         """Which element the thread is reading; other threads call this too."""
         stage, rows, lane, links = self.stage, self.rows, self.lane, self.links
-        at, _, number = self.status
+        at, number = int(self.status[0]), self.status[2]
         try:
             if rows is None:
                 if links is None:
@@ -166,7 +170,7 @@ class ReadContext:
 
     def is_padding(self) -> bool:
         """Whether the element only pads the last batch of an epoch."""
-        rows, lane = (self.rows, self.lane) if self.top is None else (self.top, self.status[0])
+        rows, lane = (self.rows, self.lane) if self.top is None else (self.top, int(self.status[0]))
         valid = None if rows is None else rows.valid
         return valid is not None and not valid.reshape(-1)[lane]
 
