@@ -261,3 +261,37 @@ def test_64_bit_types_may_be_switched_on_between_two_batches() -> None:
     assert found[3] == 2**40 + 3
     with pytest.raises(cereal.PipelineError, match="does not fit"):
         stacked(lambda i: i + 2**40, 0)
+
+
+class Slot(ReadContext):
+    """A context as a process has it: its place and its memory are shared with others."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda error: errors.append(error))
+        self.status = memoryview(bytearray(24)).cast("d")
+        self.given: list[np.ndarray] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        self.given.append(np.empty(shape, dtype))
+        return self.given[-1]
+
+
+errors: list[Any] = []
+
+
+def test_a_context_may_have_a_place_and_memory_of_its_own() -> None:
+    def read(i: int) -> Any:
+        if i == 7:
+            raise OSError("lost")
+        return {"x": np.full(2, i, np.float32), "n": i}
+
+    errors.clear()
+    program = DiskSampleSource(N, read, ordering="sequential")._program
+    here = Slot()
+    with use_read_context(here):
+        leaves, keep = program.read(ROWS)
+    assert [id(leaf) for leaf in leaves] == [id(each) for each in here.given]
+    assert keep is not None
+    assert np.flatnonzero(~keep).tolist() == [7]
+    assert [(error.element.index, error.element.loader_index) for error in errors] == [(7, 7)]
+    assert here.status[2] == program.labels.index(errors[0].element.stage)

@@ -328,3 +328,24 @@ def test_no_thread_is_left_when_what_hung_is_released(hanging: Callable[..., Han
     loader.close()
     read.released.set()
     assert until(lambda: not workers(), 30)
+
+
+def test_a_slow_iterator_is_not_taken_for_a_hung_one_and_a_hung_one_is_named() -> None:
+    gate = threading.Event()
+
+    def slowly() -> Any:
+        for i in range(12):
+            gate.wait(0.1 if i < 8 else 60)
+            yield i
+
+    loader = DataLoader(
+        [IterableSource(slowly, length=12), BatchTransform(8)], workers=1, prefetch=1, timeout=0.5
+    )
+    with loader:
+        batches = loader.iterate(loader.init_state(0))
+        assert next(batches)[0].tolist() == list(range(8))
+        with pytest.raises(TimeoutError) as raised:
+            next(batches)
+        gate.set()
+    error: Any = raised.value
+    assert error.element.index == 8

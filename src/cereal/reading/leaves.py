@@ -22,6 +22,7 @@ _SCALARS = {
     np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64,
     np.float16, np.float32, np.float64, np.complex64, np.complex128,
 }  # fmt: skip
+_ndarray = np.ndarray
 _NEVER_CHANGE = frozenset({*_NUMBERS, *_SCALARS, str, bytes, type(None)})
 
 
@@ -86,17 +87,18 @@ def protected(value: Any) -> Any:
     """The same value, with new containers and read-only arrays: a function that writes into its
     argument cannot change the data."""
     kind = type(value)
-    if kind in _NEVER_CHANGE:
-        return value
     if kind is dict:
         fresh = value.copy()
         for key, inner in value.items():
-            if type(inner) is np.ndarray:  # the same as below, without a call
+            kind = type(inner)
+            if kind is _ndarray:  # the same as below, without a call
                 fresh[key] = view = inner.view()
                 view.setflags(False)  # type: ignore[call-arg]
-            elif type(inner) not in _NEVER_CHANGE:
+            elif kind not in _NEVER_CHANGE:
                 fresh[key] = protected(inner)
         return fresh
+    if kind in _NEVER_CHANGE:
+        return value
     if isinstance(value, np.ndarray):
         view = value.view()
         view.setflags(write=False)

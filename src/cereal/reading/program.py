@@ -93,11 +93,20 @@ class Program:
         top = int(flat.index[lane]), int(flat.epoch[lane])
         return Failed(label, at[0], at[1], (int(key[0]), int(key[1])), *top)
 
+    def _taken(self, rows: Rows) -> ElementBatch:
+        """What the reader reads. A reader that reads a batch at once knows only its own rows."""
+        here = read_context()
+        top, here.top = here.top, None
+        try:
+            return self.reader.read(rows)
+        finally:
+            here.top = top
+
     def _elements(self, rows: Rows) -> tuple[Leaves, Any]:
         assert self.stacked is not None
         shape = rows.index.shape
         flat = rows if len(shape) == 1 else rows.reshape(-1)
-        leaves, keep = self.stacked.collect(self.reader.read(flat), flat)
+        leaves, keep = self.stacked.collect(self._taken(flat), flat)
         return leaves if len(shape) == 1 else reshaped(leaves, 1, shape), keep
 
     def _batches(self, rows: Rows) -> tuple[Leaves, Any]:
@@ -125,7 +134,7 @@ class Program:
             leaves, mask = _stack_batches(found, level.lanes[1:])
         else:
             here.first_lane = first
-            leaves, mask = level.collect.collect(self.reader.read(rows), rows)
+            leaves, mask = level.collect.collect(self._taken(rows), rows)
         here.first_lane = first
         for stage in level.stages:
             leaves, mask = stage.run(leaves, mask, rows)

@@ -79,7 +79,7 @@ class ReadContext:
     def __init__(
         self, on_error: OnError = raise_it, buffers: Buffers = NO_BUFFERS, *, masked: bool = False
     ) -> None:
-        self.on_error, self.buffers, self.empty = on_error, buffers, buffers.empty
+        self.on_error, self.buffers = on_error, buffers
         self.masked = masked or on_error is not raise_it  # whether to always give a mask
         self.known_to_hang: dict[Any, Exception] = {}  # elements that hung before
         self.decided: dict[Any, Any] | None = None  # answers of `on_error`, if a step is read again
@@ -99,6 +99,10 @@ class ReadContext:
     def settings(self) -> Any:
         """A context manager: JAX's settings for a thread that helps."""
         return contextlib.nullcontext()
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Memory for one array of a batch."""
+        return self.buffers.empty(shape, dtype)
 
     def own(self, array: np.ndarray) -> np.ndarray:
         """The array itself if it lies in one of our buffers, otherwise a copy.
@@ -157,7 +161,7 @@ class ReadContext:
         if call is not None:
             return call.place()
         stage, rows, lane, links = self.stage, self.rows, self.lane, self.links
-        at, _, number = self.status
+        at, number = int(self.status[0]), self.status[2]
         try:
             if rows is None:
                 if links is None:

@@ -11,14 +11,12 @@ it has states; otherwise it skips elements.
 from __future__ import annotations
 
 import contextlib
-import copy
-import inspect
 import logging
 import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,91 +29,17 @@ from ...reading.element_batch import ElementBatch
 from ...reading.read_context import (
     CAUGHT,
     SKIPPED,
-    Failed,
-    annotate,
-    as_exception,
     at_element,
     read_context,
 )
 from ...reading.readers.reader import Reader
 from ..by_element import ElementData
 from .bookmark import BOOKMARK_BYTES, Bookmark, Run, packed, unpacked
+from .open_iterator import BrokenIterator, OpenIterator, latest
 
 _MOST_ITERATORS = 4
 _MOST_BOOKMARKS = 512
-_STATE_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 log = logging.getLogger("cereal")
-
-
-class _OpenIterator:
-    """An iterator, and how many elements it has given."""
-
-    def __init__(self, made: Any, run: Run, shared: bool) -> None:
-        self.made, self.run, self.position = made, run, 0
-        own = (pair for pair in _STATE_METHODS if all(hasattr(made, name) for name in pair))
-        # If one object serves all epochs, its state does not belong to one epoch: not usable.
-        self.methods = None if shared else next(own, None)
-        self.iterator: Any = None
-
-    # States are copied, since the iterator may later write into a state that it gave or got.
-
-    def set(self, bookmark: Bookmark) -> None:
-        assert self.methods is not None
-        getattr(self.made, self.methods[1])(copy.deepcopy(bookmark.state))
-        self.position = bookmark.position
-
-    def get(self) -> Bookmark:
-        assert self.methods is not None
-        state = copy.deepcopy(getattr(self.made, self.methods[0])())
-        return Bookmark(self.run, self.position, state)
-
-    def next(self) -> Any:
-        """The next element; if reading it raises, the position still moves on."""
-        if self.iterator is None:
-            self.iterator = iter(self.made)
-        try:
-            value = next(self.iterator)
-        except CAUGHT as error:
-            self.fail(error)
-            raise
-        self.position += 1
-        return value
-
-    def fail(self, error: BaseException) -> None:
-        """The next element has raised this: a generator is over, and others move on."""
-        if isinstance(error, StopIteration):
-            return
-        if inspect.isgenerator(self.iterator):
-            error.add_note("cereal: a generator cannot go on after an error.")
-            raise _BrokenIterator(self.run.epoch, self.position) from error
-        self.position += 1
-
-    def taking(self) -> Any:
-        """A function that gives the next element, but does not count it."""
-        if self.iterator is None:
-            self.iterator = iter(self.made)
-        return self.iterator.__next__
-
-    def skip_to(self, position: int) -> None:
-        with contextlib.suppress(StopIteration):
-            while self.position < position:
-                try:
-                    self.next()
-                except StopIteration:
-                    raise
-                except Exception:  # an element that nobody asked for may fail
-                    continue
-
-    def close(self) -> None:
-        for each in (self.iterator, self.made):
-            if inspect.isgenerator(each):
-                each.close()
-
-
-def _latest(found: Iterable[Any], run: Run, position: int) -> Any:
-    """The iterator or bookmark that is nearest to a position of a run, not after it; or None."""
-    before = [each for each in found if each.run == run and each.position <= position]
-    return max(before, key=lambda each: each.position, default=None)
 
 
 class IteratorData(ElementData):
@@ -127,7 +51,7 @@ class IteratorData(ElementData):
         self._given = given  # arguments of `make`: none, the epoch, the epoch and the key
         self.window = 1 << 10  # the largest distance between positions in use at once
         self._lock = threading.RLock()
-        self._open: list[_OpenIterator] = []  # the one used last is at the end
+        self._open: list[OpenIterator] = []  # the one used last is at the end
         self._made: Any = lambda: None  # the iterator that was made last
         self._kept: OrderedDict[tuple[Run, int], Any] = OrderedDict()
         self._ends: dict[Run, int] = {}
@@ -152,8 +76,8 @@ class IteratorData(ElementData):
             self.sample = opened.next()
         except StopIteration:
             raise PipelineError(f"{label}: the iterator gave no element at all.") from None
-        except (Exception, _BrokenIterator) as error:
-            cause = error.__cause__ if isinstance(error, _BrokenIterator) else error
+        except (Exception, BrokenIterator) as error:
+            cause = error.__cause__ if isinstance(error, BrokenIterator) else error
             raise PipelineError(
                 f"{label} failed on its first element: {in_one_line(cause)}"
             ) from cause
@@ -195,14 +119,16 @@ class IteratorData(ElementData):
         with self._lock:
             for end in ends:  # positions that follow each other
                 while (lane := len(values)) < end:
-                    read, given = self._take_next(runs[epochs[lane]], positions[lane], end, values)
+                    run, position = runs[epochs[lane]], positions[lane]
+                    with read_context().at(label, rows):
+                        read, given = self._take_next(run, position, end, values)
                     if read is None:
                         continue
                     lane = len(values)
                     at = runs[epochs[lane]], positions[lane]
                     try:
                         value = at_element(label, rows, lane, read, *(given or at))
-                    except _BrokenIterator as broken:
+                    except BrokenIterator as broken:
                         raise broken.reported(label, rows) from None
                     values.append(value)
                     if self._peeking and value is not SKIPPED:
@@ -230,7 +156,7 @@ class IteratorData(ElementData):
             lanes = range(first, next(kept, end))
         try:
             for lane in lanes:
-                status[0], status[1] = lane + here.first_lane, now()
+                here.lane, status[0], status[1] = lane, lane + here.first_lane, now()
                 values.append(take())
         except CAUGHT as error:
             failed = error
@@ -249,11 +175,11 @@ class IteratorData(ElementData):
             values.append(value)
         return None, None
 
-    def _fail(self, opened: _OpenIterator, error: BaseException) -> Any:
+    def _fail(self, opened: OpenIterator, error: BaseException) -> Any:
         """An iterator has raised this instead of giving an element."""
         try:
             opened.fail(error)
-        except _BrokenIterator:
+        except BrokenIterator:
             self._open.remove(opened)
             raise
         if isinstance(error, StopIteration):
@@ -276,19 +202,19 @@ class IteratorData(ElementData):
                 return opened.next()
         except StopIteration:
             pass
-        except _BrokenIterator:
+        except BrokenIterator:
             self._open.remove(opened)
             raise
         return self._ended(opened)
 
-    def _ended(self, opened: _OpenIterator) -> Any:
+    def _ended(self, opened: OpenIterator) -> Any:
         self._open.remove(opened)
         if self.length is not None:
             error = PipelineError(
                 f"IterableSource: the iterator ended after {opened.position} elements, and "
                 f"`length` says {self.length}; correct it, or leave it out."
             )
-            raise _BrokenIterator(opened.run.epoch, opened.position) from error
+            raise BrokenIterator(opened.run.epoch, opened.position) from error
         self._ends[opened.run] = opened.position
         return SKIPPED
 
@@ -297,7 +223,7 @@ class IteratorData(ElementData):
         while len(self._kept) > 2 * self.window:
             self._kept.popitem(last=False)
 
-    def _new(self, run: Run) -> _OpenIterator:
+    def _new(self, run: Run) -> OpenIterator:
         key = () if run.key is None else (np.array(run.key, np.uint32),)
         made = self.make(*(run.epoch, *key)[: self._given])
         if not hasattr(made, "__iter__") and not hasattr(made, "__next__"):
@@ -314,14 +240,14 @@ class IteratorData(ElementData):
             self._made = weakref.ref(made)
         except TypeError:  # built-in iterators cannot be referred to weakly
             self._made = lambda: made
-        return _OpenIterator(made, run, self.shared)
+        return OpenIterator(made, run, self.shared)
 
-    def _at_or_before(self, run: Run, position: int) -> _OpenIterator:
+    def _at_or_before(self, run: Run, position: int) -> OpenIterator:
         """An iterator that is at the position or before it.
 
         The nearest open one; or a new one that begins at a bookmark, if that is nearer.
         """
-        opened, mark = _latest(self._open, run, position), _latest(self._marks, run, position)
+        opened, mark = latest(self._open, run, position), latest(self._marks, run, position)
         if opened is not None and (mark is None or mark.position <= opened.position):
             self._open.remove(opened)
         else:
@@ -346,7 +272,7 @@ class IteratorData(ElementData):
         if self.no_bookmark is None:
             return None
         with self._lock:
-            best = _latest(self._marks, self._run(key, epoch), position)
+            best = latest(self._marks, self._run(key, epoch), position)
         coded = None if best is None else packed(best)
         if best is not None and coded is None and not self._warned:
             self._warned = True
@@ -399,22 +325,3 @@ class IteratorReader(Reader):
 
     def read(self, rows: Rows) -> ElementBatch:
         return self.data.read(self.label, rows)
-
-
-class _BrokenIterator(BaseException):
-    """An iterator failed and can give no more elements; `__cause__` is the error.
-
-    It is not an `Exception`: `on_error="skip"` must not catch it, since the rest cannot be read.
-    """
-
-    def __init__(self, epoch: int, position: int) -> None:
-        super().__init__()
-        self.place = (epoch, position)
-
-    def reported(self, label: str, rows: Rows) -> BaseException:
-        """The error itself, with a note that names the element."""
-        assert self.__cause__ is not None
-        cause = as_exception(self.__cause__)
-        key = (int(rows.key[0]), int(rows.key[1]))
-        annotate(cause, Failed(label, self.place[1], self.place[0], key))
-        return cause
