@@ -20,7 +20,7 @@ PLACES = {
     r"unsafe_buffer_pointer": ["on_disk"],
     r"in str\((error|cause|first)\)": ["foreign_errors"],
     r"canonicalize_dtype": ["fitting"],
-    r"ctypes": ["generators", "on_disk"],
+    r"ctypes": ["c_library", "generators", "on_disk"],
     r'partition\("\\n"\)\[0\]': ["errors"],
     r"must be an integer of at least|positive integer": ["numbers", "errors"],
     "must be called with a source": ["source"],

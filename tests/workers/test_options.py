@@ -102,10 +102,11 @@ def test_an_option_that_has_no_effect_is_told_once_when_the_loader_is_built(opti
 def test_prefetch_size_counts_elements(size: int) -> None:
     spec = jax.ShapeDtypeStruct((), np.int32)
     source = cereal.DiskSampleSource(400, lambda i: i, spec, "sequential", prefetch_size=size)
-    loader = DataLoader([source, BatchTransform(8)], workers=1)
+    loader = DataLoader([source, BatchTransform(8)], workers=2)
     assert loader.running.service.prefetch == max(2, -(-size // 8))  # type: ignore[attr-defined]
-    more = DataLoader([source, BatchTransform(8)], workers=8)
-    assert more.running.service.prefetch == max(16, -(-size // 8))  # type: ignore[attr-defined]
+    by_default = cereal.DiskSampleSource(400, lambda i: i, spec, "sequential")
+    more = DataLoader([by_default, BatchTransform(8)], workers=8)
+    assert more.running.service.prefetch == 16  # type: ignore[attr-defined]
     told = DataLoader([source, BatchTransform(8)], workers=2, prefetch=5)
     assert told.running.service.prefetch == 5  # type: ignore[attr-defined]
 

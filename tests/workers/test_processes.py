@@ -237,7 +237,7 @@ def test_numpys_settings_go_along() -> None:
 
 def resident(pid: int) -> int:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Private_Dirty"):
+        if line.startswith("Anonymous"):
             return int(line.split()[1]) * 1024
     raise AssertionError
 

@@ -9,6 +9,13 @@ from typing import Any
 from .errors import CerealError, PipelineError
 
 
+class Unstated(int):
+    """A default that the user has not stated: the loader may use a larger number."""
+
+
+AHEAD = Unstated(64)  # elements that a source asks to be read ahead
+
+
 def as_whole(value: Any) -> int | None:
     """An integer of any library as a Python integer; None for anything else, also for a bool."""
     if isinstance(value, bool):
@@ -49,7 +56,7 @@ def as_count(
     Traceback (most recent call last):
     cereal.PipelineError: iterate: `steps` must be an integer of at least 1, got 0; leave it out.
     """
-    number = as_whole(value)
+    number = value if isinstance(value, Unstated) else as_whole(value)
     if number is not None and least <= number and (most is None or number <= most):
         return number
     allowed = f"of at least {least}" if most is None else f"from {least} to {most}"

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
+from ..base.numbers import AHEAD
 from ..pipeline.positional import IndexedSource
 from ..sources.dataset import InMemoryDataset
 from ..sources.files.on_disk import source_on_disk
@@ -66,7 +67,7 @@ class RecordedDataset(ArrayDataset[S]):
         cls,
         split: S = TRAIN,
         ordering: Any = "shuffle",
-        prefetch_size: int = 64,
+        prefetch_size: int = AHEAD,
         cache_dir: CacheDir = None,
         *,
         verify: bool = True,

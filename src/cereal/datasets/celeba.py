@@ -11,6 +11,7 @@ import numpy as np
 
 from ..base.errors import DatasetError
 from ..base.extras import needs
+from ..base.numbers import AHEAD
 from ..sources.disk import DiskSampleSource
 from .readers.archives import ZipMembers
 from .record import Form, Record, RemoteFile
@@ -76,7 +77,7 @@ class CelebADataset:
         cls,
         split: Split = "train",
         ordering: Any = "shuffle",
-        prefetch_size: int = 64,
+        prefetch_size: int = AHEAD,
         cache_dir: CacheDir = None,
         *,
         verify: bool = True,

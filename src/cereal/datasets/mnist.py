@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..base.errors import PipelineError
+from ..base.numbers import AHEAD
 from ..pipeline.positional import IndexedSource
 from .base import TRAIN, RecordedDataset
 from .readers.idx import read_pair, read_zipped_pair
@@ -68,7 +69,7 @@ class MNISTDataset(RecordedDataset[Split]):
 def MNISTDiskSource(  # noqa: N802
     split: Split = "train",
     ordering: Any = "shuffle",
-    prefetch_size: int = 64,
+    prefetch_size: int = AHEAD,
     cache_dir: CacheDir = None,
     *,
     verify: bool = True,
@@ -202,7 +203,7 @@ class EMNISTDataset(RecordedDataset[Split]):
         cls,
         split: Split = TRAIN,
         ordering: Any = "shuffle",
-        prefetch_size: int = 64,
+        prefetch_size: int = AHEAD,
         cache_dir: CacheDir = None,
         *,
         subset: Subset = "balanced",

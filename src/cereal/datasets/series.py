@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ..base.errors import PipelineError
-from ..base.numbers import as_count
+from ..base.numbers import AHEAD, as_count
 from ..pipeline.positional import IndexedSource
 from ..sources.window import WindowSource
 from .base import ArrayDataset
@@ -80,7 +80,7 @@ class SeriesDataset(ArrayDataset[Split]):
         cls,
         split: Split = "train",
         ordering: Any = "shuffle",
-        prefetch_size: int = 64,
+        prefetch_size: int = AHEAD,
         cache_dir: CacheDir = None,
         *,
         context_length: int = 30,

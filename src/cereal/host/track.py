@@ -31,6 +31,7 @@ from ..reading.read_context import (
     use_read_context,
 )
 from .crew import Crew
+from .job import Job, WorkerReadContext
 from .settings import Settings, current_settings
 from .tuning import Tuning
 
@@ -45,87 +46,6 @@ class TrackClosedError(CerealError, RuntimeError):
 
     def __init__(self) -> None:
         super().__init__("this iterator was closed; make a new one with `iterate(state)`.")
-
-
-class WorkerReadContext(ReadContext):
-    """The context of one thread that reads for one step."""
-
-    def __init__(self, track: Track, job: _Job) -> None:
-        super().__init__(track.on_error, track.buffers, masked=track.masked)
-        self.known_to_hang, self.decided = job.known_to_hang, job.decided
-        self.thread = threading.current_thread()
-        self._track, self._job = track, job
-        self.remote = track.tuning.remote
-        job.contexts.append(self)
-
-    @property
-    def closed(self) -> bool:  # type: ignore[override]
-        return self._track.closed
-
-    @property
-    def begun(self) -> float:
-        """When the element was begun."""
-        call = self.call
-        return self.since if call is None else call.since
-
-    def abort(self) -> None:
-        """Ends the process that reads for this thread, if there is one."""
-        call = self.call
-        if call is not None:
-            call.abort()
-
-    def finish(self) -> None:
-        """This thread no longer reads for the step."""
-        if self in self._job.contexts:
-            self._job.contexts.remove(self)
-
-    def settings(self) -> Any:
-        return self._track.settings(executes=self._track.executes)
-
-    @property
-    def helpers(self) -> int:
-        return self._track.crew.helpers
-
-    def spread(self, parts: Any, run: Callable[[Any], Any]) -> list[Any]:
-        make = lambda: WorkerReadContext(self._track, self._job)  # noqa: E731
-        return self._track.crew.spread(parts, run, make, self._job)
-
-
-class _Job:
-    """One step that is read, or will be read, by a thread."""
-
-    def __init__(self, step: int, before: _Job | None = None) -> None:
-        self.step = step
-        self.done = False
-        self.rows: Any = None if before is None else before.rows
-        self.error: BaseException | None = None
-        self.thread: Any = None
-        self.contexts: list[WorkerReadContext] = []
-        # If a step is read again, these come from the first time: elements that hang, and what
-        # `on_error` answered, so that it is not asked or counted twice.
-        self.known_to_hang: dict[Any, Exception] = (
-            {} if before is None else dict(before.known_to_hang)
-        )
-        self.decided: dict[Any, Any] = {} if before is None else dict(before.decided)
-
-    @property
-    def waits(self) -> bool:
-        """Whether no thread reads it yet."""
-        return self.thread is None and not self.done
-
-    @property
-    def starting(self) -> bool:
-        """Whether a process that will read it is being started."""
-        return any(mine.starting for mine in list(self.contexts))
-
-    def oldest(self) -> tuple[Failed | None, float]:
-        """The element that was begun first of those being read, and when it was begun."""
-        found: tuple[Failed | None, float] = (None, time.monotonic())
-        for mine in list(self.contexts):
-            place, since = mine.place(), mine.begun
-            if place is not None and since < found[1]:
-                found = (place, since)
-        return found
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -153,8 +73,8 @@ class Track:
         self._begun = 0  # steps that a job was made for
         self._wanted = 0  # steps that may be begun
         self._rows: dict[int, Any] = {}
-        self._jobs: dict[int, _Job] = {}
-        self._retry: deque[_Job] = deque()
+        self._jobs: dict[int, Job] = {}
+        self._retry: deque[Job] = deque()
         self._times: deque[float] = deque(maxlen=_WATCHED)
         self._inline = self.tuning.caller
         self._last: float | None = None  # when a step was last taken
@@ -171,6 +91,7 @@ class Track:
         return max(1, -(-self.tuning.prefetch // self.each)) if self.tuning.prefetch else 0
 
     def start(self) -> None:
+        self._last = time.perf_counter()
         if not self._inline:
             self._want(self._first + self.prefetch)
 
@@ -199,7 +120,7 @@ class Track:
         if job.error is not None:
             with self.crew.lock:
                 if self._jobs.get(step) is job:  # it is read again by the next call
-                    self._jobs[step] = again = _Job(step)
+                    self._jobs[step] = again = Job(step)
                     self._rows[step] = again.rows = job.rows
             raise job.error
         self._inline = self.tuning.caller or self._reads_cheaply()
@@ -233,7 +154,7 @@ class Track:
             if more > 0:
                 self.crew.wake(more)
 
-    def _wait(self, step: int) -> _Job:
+    def _wait(self, step: int) -> Job:
         began, said, relieved = time.monotonic(), False, False
         with self.crew.lock:
             while True:
@@ -245,6 +166,8 @@ class Track:
                 now = time.monotonic()
                 place, since = (None, now) if job is None else job.oldest()
                 if job is not None and job.starting:
+                    if self.timeout is not None:
+                        job.unblock(self.timeout)
                     began = now
                 if not said and now - began >= LATE:
                     said = True
@@ -269,11 +192,11 @@ class Track:
                 patience += [] if left is None else [left]
                 self._finished.wait(max(0.001, min(patience)) if patience else None)
 
-    def _give_up(self, job: _Job, place: Failed | None, hung: float) -> None:
+    def _give_up(self, job: Job, place: Failed | None, hung: float) -> None:
         """The step hangs: its threads are given up, and its element counts as failed."""
         error = TimeoutError(f"an element was not read in {hung:.1f} s (`timeout=`)")
         annotate(error, place)
-        again = _Job(job.step, job)
+        again = Job(job.step, job)
         job.thread = None
         for mine in list(job.contexts):
             mine.abort()
@@ -346,7 +269,7 @@ class Track:
         if self._retry:
             job = self._retry.popleft()
         elif self._begun < self._wanted:
-            job = _Job(self._begun)
+            job = Job(self._begun)
             self._jobs[self._begun] = job
             self._begun += 1
         else:
@@ -355,7 +278,7 @@ class Track:
         job.rows = self._rows.pop(job.step)
         return lambda: self._run(job)
 
-    def _run(self, job: _Job) -> None:
+    def _run(self, job: Job) -> None:
         begin, rows, error = time.perf_counter(), job.rows, None
         computed = time.thread_time()
         try:

@@ -78,9 +78,8 @@ class DataLoader(Generic[T]):
             measures settings during the first batches for which your loop has to wait, and settles
             on the fastest; the drawing says which. It begins with one thread. 0 reads in your own
             thread, for debugging.
-        prefetch: How many batches are read ahead at most. By default two per worker, and at least
-            two; fewer if they need more than 256 MB. If a source has a `prefetch_size`, at least
-            that number of elements.
+        prefetch: How many batches are read ahead at most. By default two per worker; fewer if they
+            need more than 256 MB. A `prefetch_size` that you gave to a source decides instead.
         on_error: What to do if an element cannot be read. "raise", the default: the step raises
             that error when its batch is due. "skip": the element is masked, and counted in
             `loader.skipped`. A function: it gets the error, and returns an element to use instead,
@@ -88,10 +87,9 @@ class DataLoader(Generic[T]):
         timeout: How many seconds reading an element may take; if it takes longer, that is an error.
             It needs a worker. None, the default, is no limit.
         worker_type: "thread" or "process": who reads. By default the loader measures which is
-            faster. Processes are for Python code that computes; they need functions and data that
-            pickle (cloudpickle: lambdas and classes of a script or notebook do), and they see
-            changes of what a function refers to when the next iteration begins. What they read is
-            the same, bit by bit.
+            faster. Processes are for Python code that computes. They need functions and data that
+            pickle (lambdas and classes of a script or notebook do), and see changes of what these
+            refer to when the next iteration begins. What they read is the same, bit by bit.
     """
 
     raises_unseen: ClassVar[bool] = True

@@ -73,6 +73,7 @@ class ReadContext:
 
     remote: Any = None  # reads steps in another process; None: this thread reads
     call: Any = None  # the step that another process reads for this thread now
+    queued: Any = None  # the step that a process will read for this thread, after that of another
     starting = False  # whether the thread waits for a process that is being started
     closed = False  # whether nobody wants the step any more
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..base.errors import PipelineError
-from ..base.numbers import as_count
+from ..base.numbers import AHEAD, as_count
 from ..base.pytree import pytree_dataclass, set_fields, static_field
 from ..base.spec import Spec, as_override
 from ..functions.function import arguments_taken, function_name
@@ -31,8 +31,9 @@ class DiskSampleSource(ByElement[Any]):
     restarted run reads the same elements again. Several threads call `sample_fn`.
 
     `sample_spec`, a tree of `jax.ShapeDtypeStruct`, states the shapes and dtypes of an element;
-    without it, one element is read to find out. The loader reads `prefetch_size` elements ahead,
-    at least two batches; `DataLoader(prefetch=...)` overrides this.
+    without it, one element is read to find out. `prefetch_size` elements are read ahead, at least
+    two batches; if you do not state it, two batches for each worker, too. `DataLoader(prefetch=)`
+    overrides this.
 
     >>> import cereal, numpy as np
     >>> def read(i):  # np.load(paths[i]), say
@@ -46,7 +47,7 @@ class DiskSampleSource(ByElement[Any]):
     data: Any
     n: int = static_field()
     spec: Spec = static_field()
-    prefetch_size: int = static_field(default=64)
+    prefetch_size: int = static_field(default=AHEAD)
     by_epoch: bool = static_field(default=False)
     ordering: Order = Sequential()  # the constructor sets it
 
@@ -56,7 +57,7 @@ class DiskSampleSource(ByElement[Any]):
         sample_fn: Callable[..., Any],
         sample_spec: Any = None,
         ordering: Any = "shuffle",
-        prefetch_size: int = 64,
+        prefetch_size: int = AHEAD,
     ) -> None:
         n = as_count(length, "length", _OWNER)
         check_length(n, "it", _OWNER)

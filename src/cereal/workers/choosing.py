@@ -22,6 +22,7 @@ _LEAST_SECONDS = 0.1  # of a measurement
 _LEAST_TAKEN = 8
 _FIRST_SKIPPED = 16  # batches: programs are compiled, and files are read for the first time
 _STARVED = 0.1  # the part of the time that a loop must wait for batches, to be measured
+_BUSY = 0.5  # or the part of the time for which a thread must read
 _BETTER = 1.1  # how much faster processes must be than threads
 _AS_GOOD = 0.96  # of two settings that differ by less, the one with fewer threads or processes
 _WORSE = 0.93  # a setting that is slower than this ends the search in its direction
@@ -100,7 +101,7 @@ class Chooser:
                 return False
             if self._seconds < _LEAST_SECONDS:
                 return False
-            if self._waited < _STARVED * self._seconds:  # reading is fast enough
+            if not self.rates and not self._matters():
                 self._restart(0)
                 return False
             return self._advance(self._elements / self._seconds, ahead)
@@ -120,9 +121,16 @@ class Chooser:
 
     # Measuring
 
+    def _matters(self) -> bool:
+        """Whether another setting could be faster: the loop waits for batches; or reading takes
+        much of the time, for which it may keep the loop from running (it has Python's lock)."""
+        reading = self._read - self._read_before
+        return self._waited > _STARVED * self._seconds or reading > _BUSY * self._seconds
+
     def _restart(self, ahead: int) -> None:
         self._skip = ahead + 1  # these were read under the setting before
         self._taken, self._elements = 0, 0
+        self._read_before = self._read
         self._seconds = self._waited = 0.0
 
     def _advance(self, rate: float, ahead: int) -> bool:

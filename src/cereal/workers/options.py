@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..base.errors import OptionWarning, PipelineError
-from ..base.numbers import as_optional_count
+from ..base.numbers import Unstated, as_optional_count
 from ..base.spec import Spec
 from ..host.cpus import usable_cpus
 from ..pipeline.pipeline import host_stages_of
@@ -100,9 +100,11 @@ class Options(NamedTuple):
             return self.prefetch
         size = Spec(source.element_spec()).nbytes
         most = max(2, min(2 * count, _MOST_AHEAD_BYTES // max(size, 1)))
-        if source.traits.ahead:
-            return max(most, -(-source.traits.ahead // source._plan.batch))
-        return most
+        asked = source.traits.ahead
+        if not asked:
+            return most
+        batches = max(2, -(-asked // source._plan.batch))
+        return max(most, batches) if isinstance(asked, Unstated) else batches
 
 
 def check_options(

@@ -15,7 +15,6 @@ kernel sends SIGKILL when that end is closed, whatever the process is doing.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pickle
 import signal
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...base.fitting import set_wide_types
+from .c_library import keep_memory
 from .channel import Channel, ClosedError
 from .errors_across import packed, unpacked
 from .layout import Leaf, size_of, views
@@ -34,7 +34,6 @@ from .process_context import ProcessContext, Unwind
 from .rows_across import unpacked_rows
 from .shared_memory import as_bytes, map_part
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's `mallopt`
 MOST_PROGRAMS = 8
 STATUS = 64  # bytes: which lane is being read, since when, in which stage, of which step
 IDLE = -1.0
@@ -66,7 +65,7 @@ class Done(NamedTuple):
 def serve(end: int, life: int, memory: int) -> None:
     """Serves a loader until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the loader
-    _keep_memory()
+    keep_memory()
     _end_with(life)
     channel = Channel(socket.socket(fileno=end))
     worker = _Worker(channel, memory)
@@ -74,17 +73,6 @@ def serve(end: int, life: int, memory: int) -> None:
         while True:
             kind, *message = channel.receive()
             getattr(worker, kind)(*message)
-
-
-def _keep_memory() -> None:
-    """Lets the C library keep freed memory of up to 64 MB for the next element.
-
-    Otherwise every image is decoded into fresh pages: 400 page faults a photo, a third of the time.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(_TRIM_THRESHOLD, 64 * 2**20)
-        library.mallopt(_MMAP_THRESHOLD, 32 * 2**20)
 
 
 def _end_with(life: int) -> None:

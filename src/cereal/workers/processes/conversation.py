@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import time
 from typing import Any
 
 import jax
@@ -49,7 +50,9 @@ class Conversation:
             call = Call(self._program, process, self._rows)
             try:
                 body = _pickled(("read", self._job(begin, memory, given)))
-                with process.turn(body, lambda call=call: self._begin(call)):
+                here.queued = call
+                with process.turn(body) as call.turn:
+                    here.call, here.queued, here.starting = call, None, False
                     keep = self._listen(call, rooms)
             except ClosedError:
                 self._after_death(call)
@@ -61,14 +64,9 @@ class Conversation:
                     self._pool.give_back(process)
                 raise
             finally:
-                here.call, here.starting = None, False
+                here.call, here.queued, here.starting = None, None, False
             self._pool.give_back(process)
             return keep
-
-    def _begin(self, call: Call) -> None:
-        """The process reads for us now."""
-        call.begun = call.midway = True
-        self._here.call, self._here.starting = call, False
 
     def _job(self, begin: int, memory: Any, given: Any) -> Job:
         here, config, errstate = self._here, jax.config, dict(np.geterr())
@@ -95,14 +93,14 @@ class Conversation:
                 self._decide(call, *answer)
                 continue
             if kind == "raised":
-                call.midway = False
+                call.turn.over = True
                 place, error = answer[0], unpacked(answer[1])
                 annotate(error, place)
                 raise error
             if answer[0].sent:
                 for room in rooms:
                     channel.receive_array(room)
-            call.midway = False
+            call.turn.over = True
             return answer[0].keep
 
     def _decide(self, call: Call, step: int, lane: int, place: Any, sent: Any) -> None:
@@ -117,7 +115,7 @@ class Conversation:
             body = _pickled(("skip",) if found is SKIPPED else ("use", found))
         except BaseException:
             process.answer(_pickled(("raise",)))
-            call.midway = False
+            call.turn.over = True
             raise
         finally:
             call.reported = None
@@ -125,24 +123,32 @@ class Conversation:
 
     def _after_death(self, call: Call) -> None:
         """A process has ended while it read: the step is read again, by another one."""
-        place = call.place() if call.begun else None
+        place = None if call.turn is None else call.place()
         how = self._pool.lost(call.process)
         if call.given_up or self._here.closed or self._pool.closed:
             raise PoolClosedError
-        if not call.begun:
+        if call.turn is None:
             return
         at = place and (place.stage, place.index, place.epoch)
+        if place is not None and call.process.hung:
+            words = f"an element was not read in {call.process.hung:.1f} s (`timeout=`)"
+            self._fail(place, TimeoutError(words))
+            return
         deaths = self._deaths[at] = self._deaths.get(at, 0) + 1
         log.warning("a worker process ended %s%s", how, f", in {place}" if place else "")
         if place is None:
             if deaths >= _MOST_DEATHS:
                 raise DiedError(f"worker processes end again and again, the last one {how}")
         elif deaths >= 2:
-            error = DiedError(f"reading an element has ended two worker processes, the last {how}")
-            annotate(error, place)
-            if self._here.on_error is raise_it:
-                raise error
-            self._hung[at] = packed(error)
+            words = f"reading an element has ended two worker processes, the last {how}"
+            self._fail(place, DiedError(words))
+
+    def _fail(self, place: Failed, error: Exception) -> None:
+        """The element counts as failed: it is not tried again, or its error is raised."""
+        annotate(error, place)
+        if self._here.on_error is raise_it:
+            raise error
+        self._hung[place.stage, place.index, place.epoch] = packed(error)
 
 
 class Call:
@@ -152,8 +158,12 @@ class Call:
         self._program, self.process, self._rows = program, process, rows
         self.reported: Failed | None = None  # where the process said that it failed
         self.given_up = False
-        self.begun = False  # whether the process reads, or has read, for us
-        self.midway = False  # whether the process is in the midst of something
+        self.turn: Any = None  # while it reads for us; None: it has not begun
+
+    @property
+    def midway(self) -> bool:
+        """Whether the process is in the midst of an answer to us."""
+        return self.turn is not None and not self.turn.over
 
     def place(self) -> Failed | None:
         """Which element the process reads."""
@@ -172,6 +182,14 @@ class Call:
     def since(self) -> float:
         """When the process began the element."""
         return self.process.place[1]
+
+    def unblock(self, timeout: float) -> None:
+        """Ends the process if it hangs in the step of another thread, which is before us."""
+        lane, since, *_ = self.process.place
+        hung = time.monotonic() - since
+        if lane >= 0 and hung > timeout:
+            self.process.hung = hung
+            self.process.kill()
 
     def abort(self) -> None:
         """Ends the process: its element hangs."""

@@ -7,7 +7,6 @@ names of their files.
 
 from __future__ import annotations
 
-import ctypes
 import io
 import itertools
 import logging
@@ -20,6 +19,7 @@ import cloudpickle
 import numpy as np
 
 from ...base.errors import PipelineError, in_one_line
+from ..inside.c_library import same_bytes
 from .slots import Slots
 
 log = logging.getLogger("cereal")
@@ -29,8 +29,6 @@ _MOST_RECENT = 4
 _numbers = itertools.count()
 _MOST_COPIED = 32 * 2**20  # bytes that are copied into every process without being asked
 _MOST_SHARED = 2**30
-_compare = ctypes.CDLL(None).memcmp
-_compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 class TooLargeError(Exception):
@@ -55,10 +53,7 @@ class Payload:
         if body != self.body or [a.nbytes for a in arrays] != [size for _, size in self._slots]:
             return False
         pairs = zip(arrays, self._slots, strict=True)
-        return all(
-            _compare(array.ctypes.data, slot.memory.ctypes.data, size) == 0
-            for array, (slot, size) in pairs
-        )
+        return all(same_bytes(array, slot.memory, size) for array, (slot, size) in pairs)
 
 
 class Payloads:

@@ -10,9 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -37,6 +36,12 @@ class DiedError(CerealError, RuntimeError):
     """A worker process ended while it was needed."""
 
 
+class Turn:
+    """The time in which a thread hears the answer to its message."""
+
+    over = False  # whether the answer was heard to its end
+
+
 class WorkerProcess:
     """A process that reads for a loader. Threads send it jobs, and hear its answers in turn."""
 
@@ -50,20 +55,16 @@ class WorkerProcess:
         self._giving, self._sending = threading.Lock(), threading.Lock()
         self._turn = threading.Condition()
         self._sent = self._heard = 0  # jobs that were sent, and those whose answers were heard
-        self._how = ""  # how it has ended
+        self.hung = 0.0  # for how many seconds an element hung when it was ended for that
+        self._useless = False  # whether nobody can listen to it any more
         ours, theirs = socket.socketpair()
         descriptors = (theirs.fileno(), life, slots.file)
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        script = [sys.executable, *flags, "-P", str(Path(start.__file__))]
         try:
             with theirs:
                 self._popen = subprocess.Popen(
-                    [
-                        sys.executable,
-                        *flags,
-                        "-P",
-                        str(Path(start.__file__)),
-                        *map(str, descriptors),
-                    ],
+                    [*script, *map(str, descriptors)],
                     pass_fds=descriptors,
                     stdin=subprocess.DEVNULL,
                     env={**os.environ, **_NO_DEVICES},
@@ -84,8 +85,10 @@ class WorkerProcess:
         with self._giving:
             if payload.number in self._known:
                 return
-            with self.turn(("program", payload.number, payload.body, payload.parts)):
+            message = ("program", payload.number, payload.body, payload.parts)
+            with self.turn(pickle.dumps(message, 5)) as turn:
                 kind, *answer = self.channel.receive()
+                turn.over = True
             self.ready = True
             if kind == "broken":
                 error = unpacked(answer[0])
@@ -97,25 +100,26 @@ class WorkerProcess:
             self._known = sorted([*self._known, payload.number])[-serve.MOST_PROGRAMS :]
 
     @contextlib.contextmanager
-    def turn(self, message: Any, begin: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Sends a message; within it, this thread hears the answer. Calls `begin` just before.
+    def turn(self, message: bytes) -> Iterator[Turn]:
+        """Sends a message; within it, this thread hears the answer.
 
-        Answers come in the order of the messages: others are waited for.
+        Answers come in the order of the messages: those of others are waited for. If an answer was
+        not heard to its end, nobody could tell what comes next: the process is of no use any more.
         """
-        body = message if isinstance(message, bytes) else pickle.dumps(message, 5)
         with self._sending:
-            self.channel.send_pickled(body)
+            self.channel.send_pickled(message)
             number, self._sent = self._sent, self._sent + 1
         with self._turn:
-            self._turn.wait_for(lambda: self._heard == number or self._how)
-            if self._how:
-                raise ClosedError("it has ended")
-        begin()
+            self._turn.wait_for(lambda: self._heard == number or self._useless)
+            if self._useless:
+                raise ClosedError("it has ended, or must end")
+        turn = Turn()
         try:
-            yield
+            yield turn
         finally:
             with self._turn:
                 self._heard += 1
+                self._useless = self._useless or not turn.over
                 self._turn.notify_all()
 
     def answer(self, message: bytes) -> None:
@@ -152,7 +156,7 @@ class WorkerProcess:
                 self._popen.wait(_LAST * 5)
             how = _in_words(self._popen.returncode)
         with self._turn:
-            self._how = how
+            self._useless = True
             self._turn.notify_all()
         return how
 

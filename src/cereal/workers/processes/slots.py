@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...reading.buffers import nobody_has
+from ..inside.c_library import address_of
 from ..inside.shared_memory import PAGE, give_back_pages, map_part, new_file, reserve
 
 
@@ -49,11 +50,11 @@ class Slots:
             for number in range(len(owned)):
                 if nobody_has(owned, number):
                     found = owned[number]
-                    return Slot(found[:], self._parts[found.ctypes.data])
+                    return Slot(found[:], self._parts[address_of(found)])
             found = self._new(size)
             if len(owned) < self._most:
                 owned.append(found)
-            return Slot(found[:], self._parts[found.ctypes.data])
+            return Slot(found[:], self._parts[address_of(found)])
 
     def keep(self, size: int) -> Slot:
         """A slot that is not used for batches; the caller keeps it."""
@@ -61,7 +62,7 @@ class Slots:
             self._bury()
             size = max(1, -(-size // PAGE)) * PAGE
             found = self._new(size)
-            return Slot(found, self._parts[found.ctypes.data])
+            return Slot(found, self._parts[address_of(found)])
 
     def _new(self, size: int) -> np.ndarray:
         gaps = self._gaps.get(size)
@@ -69,8 +70,8 @@ class Slots:
         reserve(self.file, begin, size)
         found = map_part(self.file, begin, size)
         self._end = max(self._end, begin + size)
-        self._parts[found.ctypes.data] = (begin, size)
-        gone = weakref.finalize(found, _note, self._dead, found.ctypes.data, (begin, size))
+        self._parts[address_of(found)] = (begin, size)
+        gone = weakref.finalize(found, _note, self._dead, address_of(found), (begin, size))
         gone.atexit = False
         return found
 
