@@ -230,7 +230,7 @@ DataLoader: 10 elements, 3 steps an epoch
 DiskSampleSource(read_image, ordering=shuffle)  {image: uint8[4,4], label: int32[]}
 └─ HostRandomMapTransform(crop)                 {image: uint8[2,2], label: int32[]}
    └─ BatchTransform(4)                         {image: uint8[4,2,2], label: int32[4]}
-~~~~ host above, read by 2 threads, 3 batches ahead; compiled below ~~~~
+~~~~ host above, read by 2 threads, 3 batches ahead, until others are measured; compiled below ~~~~
       └─ MapTransform(same)                     {image: uint8[4,2,2], label: int32[4]}""",
     ),
     "texts, collated, by the caller": (
@@ -251,7 +251,7 @@ DataLoader: 4 elements, the data in its own order, 2 steps an epoch
 RangeSource(0, 4, ordering=sequential)  int32[]
 └─ BatchTransform(2)                    int32[2]
    └─ HostFilterTransform(bool)         int32[2]
-~~~~ host above, read by 1 thread, 5 batches ahead; compiled below ~~~~
+~~~~ host above, read by 1 thread, 5 batches ahead, until others are measured; compiled below ~~~~
       └─ MapTransform(same)             int32[2]""",
     ),
     "batched by compiled code": (
@@ -266,12 +266,12 @@ DatasetSource(list[2], ordering=sequential)  float32[]
     ),
     "padded texts": (
         [[[1, 2], [3]], BatchTransform(2, collate=pad_collate(3))],
-        {"workers": 3, "prefetch": 1},
+        {"workers": 3, "prefetch": 1, "worker_type": "thread"},
         """\
 DataLoader: 2 elements, the data in its own order, 1 steps an epoch
 DatasetSource(list[2], ordering=sequential)     int32[2]
 └─ BatchTransform(2, collate=pad_collate(3))    {lengths: int32[2], values: int32[2,3]}
-~~~~ host above, read by 3 threads, 1 batches ahead; compiled below ~~~~""",
+~~~~ host above, read by 3 threads, 1 batch ahead; compiled below ~~~~""",
     ),
     "nothing on the host": (
         [RangeSource(4), BatchTransform(2)],

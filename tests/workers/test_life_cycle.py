@@ -41,7 +41,7 @@ def descriptors() -> int:
 
 
 def test_leaving_a_loop_early_a_hundred_times_leaves_no_thread() -> None:
-    loader = loader_of(same, 4000, BATCH, workers=4, prefetch=3)
+    loader = loader_of(same, 4000, BATCH, workers=4, prefetch=3, worker_type="thread")
     before = descriptors()
     for turn in range(100):
         for step, (batch, _) in enumerate(loader.iterate(loader.init_state(0))):

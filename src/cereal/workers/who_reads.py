@@ -64,7 +64,7 @@ class WhoReads:
         setting, chooser = self.setting, self.chooser
         if setting.kind == "caller" and (chooser is None or chooser.settled):
             return "read by the caller" + (", as measured" if chooser else "")
-        ahead = f"{self.prefetch} batches ahead"
+        ahead = f"{self.prefetch} batch{'' if self.prefetch == 1 else 'es'} ahead"
         if chooser is None:
             return f"read by {setting}, {ahead}"
         if chooser.settled:
