@@ -45,10 +45,10 @@ def run(rate: Callable[[Setting], float], limits: Limits, compute: float, wall: 
         if chooser.settled:
             return chooser
         if chooser.pending is not None:
-            chooser.started(4)
+            chooser.started()
         seconds = 1 / rate(chooser.now)
         chooser.read(compute, wall)
-        chooser.taken(seconds * 0.9, seconds, 1, 4)
+        chooser.taken(seconds * 0.9, seconds, 1)
     raise AssertionError("it does not settle")
 
 
@@ -80,7 +80,7 @@ def test_the_choice_is_near_the_best(kind: str, compute: float, cores: int, name
 def test_nothing_is_tried_while_reading_is_fast_enough() -> None:
     chooser = Chooser(Limits(most=8, first=1, cpus=8))
     for _ in range(10_000):
-        chooser.taken(0.0001, 0.01, 1, 2)
+        chooser.taken(0.0001, 0.01, 1)
     assert chooser.now == Setting("thread", 1)
     assert not chooser.settled
 
@@ -99,7 +99,7 @@ def test_a_pipeline_that_does_not_go_into_processes_is_left_to_threads() -> None
             continue
         seconds = 1 / rate(chooser.now)
         chooser.read(0.01, 0.01)
-        chooser.taken(seconds, seconds, 1, 4)
+        chooser.taken(seconds, seconds, 1)
     assert chooser.now.kind != "process"
 
 

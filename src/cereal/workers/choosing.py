@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Literal, NamedTuple
 
 Kind = Literal["caller", "thread", "process"]
 
-_LEAST_SECONDS = 0.1  # of a measurement
-_LEAST_TAKEN = 8
+# A measurement has parts; each of them has at least so many seconds and batches.
+_LEAST_SECONDS, _LEAST_TAKEN = 0.075, 4
+_MOST_PARTS = 8
+_WARMING_UP = 1.1  # if a part is so much faster than the one before, there is one more
 _FIRST_SKIPPED = 16  # batches: programs are compiled, and files are read for the first time
 _STARVED = 0.1  # the part of the time that a loop must wait for batches, to be measured
 _BUSY = 0.5  # or the part of the time for which a thread must read
@@ -62,8 +64,8 @@ class Limits(NamedTuple):
 class Chooser:
     """Measures settings one after another, and settles on the best."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits, ahead: Callable[[int], int] = lambda count: 2) -> None:
+        self.limits, self._ahead = limits, ahead
         self.settled = False
         self.rates: dict[Setting, float] = {}
         self._lock = threading.Lock()
@@ -72,7 +74,8 @@ class Chooser:
         self._search = self._settings()
         self.now: Setting = next(self._search)
         self.pending: Setting | None = None  # a setting whose processes are being started
-        self._restart(_FIRST_SKIPPED)
+        self._restart()
+        self._skip += _FIRST_SKIPPED
 
     # What others tell
 
@@ -85,7 +88,7 @@ class Chooser:
             self._read += wall
             self._steps += 1
 
-    def taken(self, waited: float, since_last: float, elements: int, ahead: int) -> bool:
+    def taken(self, waited: float, since_last: float, elements: int) -> bool:
         """The loop has taken a step, and waited for it; whether the setting has changed now."""
         if self.settled or self.pending is not None:
             return False
@@ -93,31 +96,27 @@ class Chooser:
             if self._skip > 0:
                 self._skip -= 1
                 return False
-            self._taken += 1
             self._waited += waited
-            self._seconds += since_last
-            self._elements += elements
-            if self._taken < max(_LEAST_TAKEN, 2 * self.now.count):
-                return False
-            if self._seconds < _LEAST_SECONDS:
+            rate = self._window.taken(since_last, elements)
+            if rate is None:
                 return False
             if not self.rates and not self._matters():
-                self._restart(0)
+                self._restart()
                 return False
-            return self._advance(self._elements / self._seconds, ahead)
+            return self._advance(rate)
 
-    def started(self, ahead: int) -> None:
+    def started(self) -> None:
         """The processes of the pending setting are ready."""
         with self._lock:
             assert self.pending is not None
-            self.now, self.pending = self.pending, None
-            self._restart(ahead)
+            before, self.now, self.pending = self.now, self.pending, None
+            self._restart(before)
 
     def refused(self) -> None:
         """The pending setting cannot be: the pipeline does not go into processes."""
         with self._lock:
             self.pending = None
-            self._go(0.0, 0)
+            self._go(0.0)
 
     # Measuring
 
@@ -125,21 +124,23 @@ class Chooser:
         """Whether another setting could be faster: the loop waits for batches; or reading takes
         much of the time, for which it may keep the loop from running (it has Python's lock)."""
         reading = self._read - self._read_before
-        return self._waited > _STARVED * self._seconds or reading > _BUSY * self._seconds
+        seconds = self._window.seconds
+        return self._waited > _STARVED * seconds or reading > _BUSY * seconds
 
-    def _restart(self, ahead: int) -> None:
-        self._skip = ahead + 1  # these were read under the setting before
-        self._taken, self._elements = 0, 0
-        self._read_before = self._read
-        self._seconds = self._waited = 0.0
+    def _restart(self, before: Setting = CALLER) -> None:
+        # The first steps were read under the setting before; the next need fresh memory.
+        count = self.now.count
+        self._skip = self._ahead(before.count) + self._ahead(count) + count + 1
+        self._window = _Window(max(_LEAST_TAKEN, count))
+        self._read_before, self._waited = self._read, 0.0
 
-    def _advance(self, rate: float, ahead: int) -> bool:
+    def _advance(self, rate: float) -> bool:
         before = self.now
         self.rates[before] = rate
-        self._go(rate, ahead)
+        self._go(rate)
         return self.now != before or self.pending is not None
 
-    def _go(self, rate: float, ahead: int) -> None:
+    def _go(self, rate: float) -> None:
         try:
             setting = self._search.send(rate)
         except StopIteration as end:
@@ -148,8 +149,8 @@ class Chooser:
         if setting.kind == "process" and self.now.kind != "process":
             self.pending = setting
         else:
-            self.now = setting
-            self._restart(ahead)
+            before, self.now = self.now, setting
+            self._restart(before)
 
     # The search: it yields a setting to measure, and is sent its rate
 
@@ -178,7 +179,7 @@ class Chooser:
                 if tried[more] < _WORSE * max(tried.values()):
                     break
         best, rate = _fewest(tried)
-        if limits.caller and best.count == 1 and self._computing > _COMPUTES:
+        if limits.caller and self._computing > _COMPUTES:
             here = yield CALLER
             if here > rate:
                 best, rate = CALLER, here
@@ -212,6 +213,34 @@ class Chooser:
             return False
         one = self.rates.get(Setting("thread", 1), 0.0)
         return count * one > _BETTER * rate
+
+
+class _Window:
+    """A measurement: goes on until the rate has stopped rising, since the first batches of a
+    setting need fresh memory, and files that are not in memory yet."""
+
+    def __init__(self, least: int) -> None:
+        self._least, self.seconds = least, 0.0
+        self._parts: list[float] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._taken, self._elements, self._part = 0, 0, 0.0
+
+    def taken(self, seconds: float, elements: int) -> float | None:
+        """A batch was taken; elements a second, if that is known now."""
+        self.seconds += seconds
+        self._taken += 1
+        self._part += seconds
+        self._elements += elements
+        if self._taken < self._least or self._part < _LEAST_SECONDS:
+            return None
+        self._parts.append(self._elements / self._part)
+        self._begin()
+        rising = len(self._parts) < 2 or self._parts[-1] > _WARMING_UP * self._parts[-2]
+        if rising and len(self._parts) < _MOST_PARTS:
+            return None
+        return sum(self._parts[-2:]) / 2
 
 
 def _fewest(tried: dict[Setting, float]) -> tuple[Setting, float]:

@@ -29,7 +29,7 @@ class WhoReads:
     def __init__(
         self, plan: Setting | Limits, ahead: Callable[[int], int], batches: Callable[[int], int]
     ) -> None:
-        self.chooser = Chooser(plan) if isinstance(plan, Limits) else None
+        self.chooser = Chooser(plan, ahead) if isinstance(plan, Limits) else None
         self._fixed = plan if isinstance(plan, Setting) else CALLER
         # Whether the user asked for processes: then nothing is read in this one.
         self.isolated = plan.kind == "process" if isinstance(plan, Setting) else not plan.thread
@@ -101,7 +101,7 @@ class WhoReads:
         chooser = self.chooser
         if chooser is None or chooser.settled:
             return
-        if chooser.taken(waited, since, elements, self.prefetch):
+        if chooser.taken(waited, since, elements):
             self._apply(tuning)
 
     def _apply(self, tuning: TrackTuning) -> None:
@@ -136,7 +136,7 @@ class WhoReads:
             log.info("processes are not tried: %s", error)
             chooser.refused()
         else:
-            chooser.started(self.prefetch)
+            chooser.started()
         self._resize()
 
 
