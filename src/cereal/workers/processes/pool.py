@@ -55,6 +55,9 @@ class ProcessPool:
         """A new iteration begins: after `close`, processes may be started again."""
         with self._free:
             self._closed = False
+            if self.slots.ended:
+                self.slots = Slots(self._batches)
+                self.payloads = Payloads(self.slots)
 
     @property
     def closed(self) -> bool:
@@ -222,6 +225,7 @@ class ProcessPool:
             life, self._life = self._life, None
             self._free.notify_all()
         self.payloads.forget()
+        self.slots.end()
         for process, users in ended.items():
             process.kill() if users else process.channel.close()
         for process in ended:

@@ -39,12 +39,13 @@ class Slots:
         self._parts: dict[int, tuple[int, int]] = {}  # by the address of the array
         self._gaps: dict[int, list[int]] = {}  # places that were given back, by size
         self._dead: list[tuple[int, tuple[int, int]]] = []  # finalizers only append here
-        weakref.finalize(self, os.close, self.file)
+        self.close = weakref.finalize(self, os.close, self.file)
 
     def take(self, size: int) -> Slot:
         """A slot of at least this size; an OSError if there is no memory for it."""
         size = max(1, -(-size // PAGE)) * PAGE
         with self._lock:
+            self._check_open()
             self._bury()
             owned = self._owned.setdefault(size, [])
             for number in range(len(owned)):
@@ -59,10 +60,25 @@ class Slots:
     def keep(self, size: int) -> Slot:
         """A slot that is not used for batches; the caller keeps it."""
         with self._lock:
+            self._check_open()
             self._bury()
             size = max(1, -(-size // PAGE)) * PAGE
             found = self._new(size)
             return Slot(found, self._parts[address_of(found)])
+
+    def end(self) -> None:
+        """Closes the file. Batches that somebody has stay as they are."""
+        with self._lock:
+            self.close()
+            self._owned.clear()
+
+    @property
+    def ended(self) -> bool:
+        return not self.close.alive
+
+    def _check_open(self) -> None:
+        if self.ended:  # its number may be that of another file by now
+            raise OSError("the memory of the worker processes was closed")
 
     def _new(self, size: int) -> np.ndarray:
         gaps = self._gaps.get(size)
