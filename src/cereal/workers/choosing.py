@@ -199,7 +199,9 @@ class Chooser:
             tried[fewer] = yield fewer
             if tried[fewer] < _WORSE * max(tried.values()):
                 break
-        return _fewest(tried)
+        least = _WORSE * max(tried.values())
+        best = max((each for each in tried if tried[each] >= least), key=lambda each: each.count)
+        return best, tried[best]
 
     @property
     def _computing(self) -> float:
