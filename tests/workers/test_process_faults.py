@@ -24,12 +24,12 @@ from tests.workers.process_loaders import (
     nothing_left,
     shared_files,
 )
-from tests.workers.reading import kept, numbers, until, within
+from tests.workers.reading import kept, numbers, within
 
 import cereal
 from cereal import BatchTransform, DataLoader, HostMapTransform, IterableSource
 
-pytestmark = pytest.mark.usefixtures(nothing_left.__name__)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures(nothing_left.__name__)]
 _ = nothing_left
 
 WITHOUT_9 = [[x for x in batch if x != 9] for batch in EXPECTED]
@@ -80,19 +80,6 @@ FAULTS: dict[str, Callable[[], Any]] = {
 # One or all are killed
 
 
-@pytest.mark.parametrize("how_many", [1, 2])
-def test_killed_workers_are_replaced_and_nothing_is_lost(how_many: int) -> None:
-    with in_processes(slowly) as loader:
-        found = []
-        for step, (batch, _) in enumerate(loader.iterate()):
-            found.append(batch.tolist())
-            if step in (1, 4):
-                for pid in children()[:how_many]:
-                    os.kill(pid, signal.SIGKILL)
-        assert found == EXPECTED
-        assert len(children()) <= 2
-
-
 def test_workers_killed_between_epochs_are_replaced() -> None:
     with in_processes(lambda i: i, workers=4) as loader:
         for _ in range(3):
@@ -119,12 +106,6 @@ def test_an_element_that_ends_its_worker_twice_is_an_error(name: str) -> None:
             next(batches)
         assert caught.value.element.index == 9  # type: ignore[attr-defined]
         assert "element 9 of epoch 0" in caught.value.__notes__[0]
-
-
-def test_an_element_that_ends_its_worker_twice_is_skipped_if_asked() -> None:
-    with in_processes(always(lambda: os._exit(3)), on_error="skip") as loader:
-        assert kept(loader.iterate()) == WITHOUT_9
-        assert loader.skipped == 1
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -229,24 +210,6 @@ def test_errors_of_all_kinds_arrive_and_the_loader_can_be_used_again() -> None:
                 assert "Error" in str(caught.value.__cause__) or "Stop" in str(caught.value)
 
 
-def test_on_error_runs_in_the_loaders_process_and_may_return_an_element() -> None:
-    seen: list[Any] = []
-
-    def instead(error: Exception) -> int:
-        seen.append((type(error), error.element.index))  # type: ignore[attr-defined]
-        return -1
-
-    def odd(i: int) -> int:
-        if i % 2:
-            raise KeyError(i)
-        return i
-
-    with in_processes(odd, on_error=instead) as loader:
-        found = numbers(loader.iterate())
-    assert found == [[x if x % 2 == 0 else -1 for x in batch] for batch in EXPECTED]
-    assert sorted(at for _, at in seen) == list(range(1, N, 2))
-
-
 def test_an_error_in_on_error_is_raised_and_the_worker_lives() -> None:
     def refuse(error: Exception) -> Any:
         raise LookupError("no") from error
@@ -274,24 +237,6 @@ def test_elements_that_do_not_pickle_are_an_error_that_says_so() -> None:
 
 
 # Hangs
-
-
-def test_a_hung_element_is_ended() -> None:
-    def hang(i: int) -> int:
-        if i == 9:
-            time.sleep(1000)
-        return i
-
-    with in_processes(hang, timeout=0.5) as loader:
-        batches = loader.iterate()
-        assert numbers([next(batches), next(batches)]) == EXPECTED[:2]
-        hung = children()
-        with pytest.raises(TimeoutError) as caught:
-            within(lambda: next(batches), 10)
-        assert caught.value.element.index == 9  # type: ignore[attr-defined]
-        assert until(lambda: not set(hung) <= set(children()), 5)
-    with in_processes(hang, timeout=0.5, on_error="skip") as loader:
-        assert within(lambda: kept(loader.iterate()), 20) == WITHOUT_9
 
 
 def test_a_hung_batch_function_is_ended() -> None:

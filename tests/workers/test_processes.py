@@ -104,14 +104,15 @@ def pipelines(tmp_path: Path) -> dict[str, list[Any]]:
     }  # fmt: skip
 
 
-KINDS = [
-    "function", "random", "after batching", "class", "filter", "batch function", "collate",
-    "twice", "files", "files, then Python", "arrays", "concatenated", "concatenated files",
-    "zipped", "compiled after", "random in JAX", "iterator",
+KINDS = ["random", "class", "collate", "files, then Python", "concatenated", "zipped", "iterator"]
+MORE = [
+    "function", "after batching", "filter", "batch function", "twice", "files", "arrays",
+    "concatenated files", "compiled after", "random in JAX",
 ]  # fmt: skip
+SLOWLY = [pytest.param(kind, marks=pytest.mark.slow) for kind in MORE]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *SLOWLY])
 def test_batches_are_those_of_no_workers(kind: str, tmp_path: Path) -> None:
     stages = pipelines(tmp_path)[kind]
     alone = DataLoader(stages, workers=0)

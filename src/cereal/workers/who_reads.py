@@ -108,6 +108,7 @@ class WhoReads:
         chooser = self.chooser
         assert chooser is not None
         if chooser.pending is not None:
+            tuning.prepare()  # here, where the loader lives: a thread could open what was closed
             name = "cereal-processes"
             start = threading.Thread(target=self._start, args=(tuning,), name=name, daemon=True)
             start.start()
@@ -150,6 +151,10 @@ class TrackTuning(Tuning):
         self.cheaply = not who.isolated
         if who.setting.kind == "process":
             self.start()
+
+    def prepare(self) -> None:
+        """Opens the pool of processes."""
+        self._remote()
 
     def start(self, *, wait: bool = False) -> None:
         """Starts the processes, and sends them the program."""

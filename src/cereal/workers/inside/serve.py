@@ -34,7 +34,7 @@ from .process_context import ProcessContext, Unwind
 from .rows_across import unpacked_rows
 from .shared_memory import as_bytes, map_part
 
-MOST_PROGRAMS = 8
+MOST_PROGRAMS = 32
 STATUS = 64  # bytes: which lane is being read, since when, in which stage, of which step
 IDLE = -1.0
 
