@@ -11,15 +11,16 @@ from ...reading.rows import Rows
 
 def packed_rows(rows: Any) -> Any:
     """Rows, or what lies below them, as plain values."""
+    if type(rows) is np.ndarray:
+        return rows.dtype.char, rows.shape, rows.tobytes()
     if rows is None:
         return None
     if isinstance(rows, Rows):
         fields = (rows.key, rows.epoch, rows.index, rows.valid, rows.draw, rows.below, rows.high)
-        return "rows", tuple(map(packed_rows, fields))
+        return "rows", tuple([None if each is None else packed_rows(each) for each in fields])
     if isinstance(rows, tuple):
         return "tuple", tuple(map(packed_rows, rows))
-    array = np.asarray(rows)
-    return array.dtype.str, array.shape, array.tobytes()
+    return packed_rows(np.array(rows))
 
 
 def unpacked_rows(sent: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
@@ -10,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +35,24 @@ class DiedError(CerealError, RuntimeError):
 
 
 class Turn:
-    """The time in which a thread hears the answer to its message."""
+    """A `with` block: the time in which a thread hears the answer to its message.
 
-    over = False  # whether the answer was heard to its end
+    Answers come in the order of the messages: those of others are waited for. If an answer was not
+    heard to its end, nobody could tell what comes next: the process is of no use any more.
+    """
+
+    __slots__ = ("_number", "_process", "over")
+
+    def __init__(self, process: WorkerProcess, number: int) -> None:
+        self._process, self._number = process, number
+        self.over = False  # whether the answer was heard to its end
+
+    def __enter__(self) -> Turn:
+        self._process.wait_for_turn(self._number)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.end_turn(useless=not self.over)
 
 
 class WorkerProcess:
@@ -99,28 +112,27 @@ class WorkerProcess:
                 ) from error
             self._known = sorted([*self._known, payload.number])[-serve.MOST_PROGRAMS :]
 
-    @contextlib.contextmanager
-    def turn(self, message: bytes) -> Iterator[Turn]:
-        """Sends a message; within it, this thread hears the answer.
-
-        Answers come in the order of the messages: those of others are waited for. If an answer was
-        not heard to its end, nobody could tell what comes next: the process is of no use any more.
-        """
+    def turn(self, message: bytes) -> Turn:
+        """Sends a message; within it, this thread hears the answer."""
         with self._sending:
             self.channel.send_pickled(message)
             number, self._sent = self._sent, self._sent + 1
+        return Turn(self, number)
+
+    def wait_for_turn(self, number: int) -> None:
         with self._turn:
-            self._turn.wait_for(lambda: self._heard == number or self._useless)
+            while self._heard != number:
+                if self._useless:
+                    break
+                self._turn.wait()
             if self._useless:
                 raise ClosedError("it has ended, or must end")
-        turn = Turn()
-        try:
-            yield turn
-        finally:
-            with self._turn:
-                self._heard += 1
-                self._useless = self._useless or not turn.over
-                self._turn.notify_all()
+
+    def end_turn(self, *, useless: bool) -> None:
+        with self._turn:
+            self._heard += 1
+            self._useless = self._useless or useless
+            self._turn.notify_all()
 
     def answer(self, message: bytes) -> None:
         """Answers a question that the process has asked."""

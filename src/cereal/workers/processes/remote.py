@@ -88,8 +88,7 @@ class RemoteReader:
         return leaves, None if keep is None else keep.reshape(shape)
 
     def _memory(self, sent: _Sent, count: int) -> Memory:
-        leaves = leaves_of(sent.program)
-        size = size_of(leaves, count)
+        leaves, size = sent.leaves, size_of(sent.leaves, count)
         try:
             slot = self._pool.slots.take(size)
         except OSError as error:
@@ -121,6 +120,7 @@ class _Sent:
         self.original = program  # its `id` stays its own
         self.program, self.local = _without_local(program)
         self.payload: Payload = pool.payloads.payload_of(self.program, willingly=willingly)
+        self.leaves = leaves_of(self.program)
         self.pace = 0.0  # seconds of reading one step, or one element
 
     def parts(self, count: int) -> int:

@@ -36,6 +36,7 @@ class Slots:
         self._lock = threading.Lock()
         self._end = 0
         self._owned: dict[int, list[np.ndarray]] = {}
+        self._last: dict[int, int] = {}  # by size, the number of the one that was taken last
         self._parts: dict[int, tuple[int, int]] = {}  # by the address of the array
         self._gaps: dict[int, list[int]] = {}  # places that were given back, by size
         self._dead: list[tuple[int, tuple[int, int]]] = []  # finalizers only append here
@@ -48,9 +49,10 @@ class Slots:
             self._check_open()
             self._bury()
             owned = self._owned.setdefault(size, [])
-            for number in range(len(owned)):
+            last = self._last.get(size, -1)  # after it come those that were used longest ago
+            for number in (*range(last + 1, len(owned)), *range(last + 1)):
                 if nobody_has(owned, number):
-                    found = owned[number]
+                    found, self._last[size] = owned[number], number
                     return Slot(found[:], self._parts[address_of(found)])
             found = self._new(size)
             if len(owned) < self._most:
