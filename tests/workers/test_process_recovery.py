@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.workers.process_loaders import EXPECTED, N, children, in_processes, nothing_left
 from tests.workers.reading import kept, numbers, until, within
+
+from cereal import BatchTransform, DataLoader, DiskSampleSource, HostMapTransform
 
 pytestmark = pytest.mark.usefixtures(nothing_left.__name__)
 _ = nothing_left
@@ -81,3 +85,62 @@ def test_on_error_runs_in_the_loaders_process_and_may_return_an_element() -> Non
         found = numbers(loader.iterate())
     assert found == [[x if x % 2 == 0 else -1 for x in batch] for batch in EXPECTED]
     assert sorted(at for _, at in seen) == list(range(1, N, 2))
+
+
+def test_a_function_may_return_the_same_array_every_time() -> None:
+    buffer = np.zeros(2, np.int32)
+
+    def fill(batch: Any) -> Any:
+        buffer[...] = batch
+        return buffer
+
+    stages = [list(range(12)), BatchTransform(2), HostMapTransform(fill), BatchTransform(3)]
+    stages.append(HostMapTransform(lambda batch: batch + 0))
+    with DataLoader(stages, workers=1, worker_type="process") as loader:
+        first, _ = next(iter(loader.iterate()))
+        assert first.tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_processes_that_would_read_other_values_are_not_chosen(
+    tmp_path: Path, monkeypatch: Any, caplog: Any
+) -> None:
+    (tmp_path / "with_a_setting.py").write_text(
+        "SCALE = 1\ndef read(i):\n    sum(range(10_000))\n    return i * SCALE\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import with_a_setting  # pyright: ignore[reportMissingImports]
+
+    with_a_setting.SCALE = 3  # a process imports the module anew, and does not see it
+    caplog.set_level("INFO", "cereal")
+    source = DiskSampleSource(10**6, with_a_setting.read, ordering="sequential")
+    with DataLoader([source, BatchTransform(4)]) as loader:
+        chooser = loader.service.who.chooser
+        monkeypatch.setattr(chooser, "limits", chooser.limits._replace(most=2, cpus=2))
+        monkeypatch.setattr(chooser, "_worth_processes", lambda rate: True)
+        for step, (batch, _) in enumerate(loader.iterate()):
+            assert batch.tolist() == [3 * (4 * step + k) for k in range(4)]
+            if chooser.settled:
+                break
+        assert chooser.now.kind != "process"
+    assert "reads other values" in caplog.text
+
+
+def test_an_interrupt_while_a_step_waits_for_its_turn_costs_only_that_step() -> None:
+    with in_processes(slowly_indeed, workers=1, prefetch=1) as loader:
+        state = loader.init_state(0)
+        batches, found = loader.iterate(state), []
+        found.append(next(batches)[0].tolist())
+        rest = threading.Thread(target=lambda: found.extend(numbers(batches)))
+        rest.start()
+        interrupt = threading.Timer(0.05, lambda: signal.raise_signal(signal.SIGINT))
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            [loader.next_batch(state) for _ in range(100)]
+        rest.join(30)
+        assert not rest.is_alive()
+        assert found == EXPECTED
+
+
+def slowly_indeed(i: int) -> int:
+    time.sleep(0.02)
+    return i

@@ -288,7 +288,7 @@ class Track:
         except BaseException as caught:
             error = caught
         took = time.perf_counter() - begin
-        self.tuning.read(time.thread_time() - computed, took)
+        self.tuning.read(time.thread_time() - computed, took, job.rows)
         with self.crew.lock:
             if job.thread is None:  # it was given up
                 return

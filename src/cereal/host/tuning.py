@@ -15,8 +15,8 @@ class Tuning:
     def __init__(self, prefetch: int) -> None:
         self.prefetch = prefetch
 
-    def read(self, computed: float, wall: float) -> None:
-        """A thread has read a step: its seconds of CPU and of wall time."""
+    def read(self, computed: float, wall: float, rows: Any) -> None:
+        """A thread has read these rows: its seconds of CPU and of wall time."""
 
     def taken(self, waited: float, since_last: float, elements: int) -> None:
         """The caller has taken a step: how long it waited, and the time since the last one."""

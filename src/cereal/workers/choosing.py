@@ -108,15 +108,25 @@ class Chooser:
     def started(self) -> None:
         """The processes of the pending setting are ready."""
         with self._lock:
-            assert self.pending is not None
+            if self.pending is None:
+                return
             before, self.now, self.pending = self.now, self.pending, None
             self._restart(before)
 
     def refused(self) -> None:
         """The pending setting cannot be: the pipeline does not go into processes."""
         with self._lock:
-            self.pending = None
-            self._go(0.0)
+            if self.pending is not None:
+                self.pending = None
+                self._go(0.0)
+
+    def drop_processes(self) -> None:
+        """Processes were chosen, or measured, and cannot read: the best of the others it is."""
+        with self._lock:
+            others = {each: self.rates[each] for each in self.rates if each.kind != "process"}
+            first = Setting("thread", self.limits.first)
+            self.now = max(others, key=others.__getitem__, default=first)
+            self.pending, self.settled = None, True
 
     # Measuring
 

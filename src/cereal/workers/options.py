@@ -12,7 +12,7 @@ from ..base.errors import OptionWarning, PipelineError
 from ..base.numbers import Unstated, as_optional_count
 from ..base.spec import Spec
 from ..host.cpus import usable_cpus
-from ..pipeline.pipeline import host_stages_of
+from ..pipeline.pipeline import Pipeline, host_stages_of
 from ..pipeline.positional import Positional
 from ..reading.read_context import OnError, raise_it, read_context
 from .choosing import CALLER, Limits, Setting
@@ -80,9 +80,7 @@ class Options(NamedTuple):
         left_open = workers is None and kind is None and self.timeout is None
         if left_open and source.traits.quick and small:
             return CALLER
-        processes = kind == "process" or (
-            kind is None and os.name == "posix" and source._iterators is None
-        )
+        processes = kind == "process" or (kind is None and os.name == "posix" and _can_move(source))
         # Only one thread at a time can read an iterator.
         alone = source._iterators is not None and not host_stages_of(source)
         return Limits(
@@ -105,6 +103,18 @@ class Options(NamedTuple):
             return most
         batches = max(2, -(-asked // source._plan.batch))
         return max(most, batches) if isinstance(asked, Unstated) else batches
+
+
+def program_of(source: Any) -> Any:
+    """The host part of a pipeline, if it is one program; None for the parts of combined sources."""
+    if isinstance(source, Pipeline) and not source._host_stages:
+        source = source.source
+    return getattr(source, "_program", None)
+
+
+def _can_move(source: Any) -> bool:
+    program = program_of(source)
+    return program is not None and program.can_move
 
 
 def check_options(

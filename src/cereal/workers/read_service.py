@@ -30,7 +30,7 @@ from ..pipeline.source import Source
 from ..pipeline.walk import Walk
 from ..reading.buffers import Buffers
 from ..reading.read_context import ReadContext, use_read_context
-from .options import Options
+from .options import Options, program_of
 from .rows_ahead import Routes
 from .who_reads import TrackTuning, WhoReads
 
@@ -254,13 +254,6 @@ def without_service(source: Positional[Any]) -> Any:
     if not isinstance(source, Pipeline):
         return run_by(source, None)
     return source if source.service is None else source._without_service
-
-
-def program_of(source: Any) -> Any:
-    """The host part of a pipeline, if it is one program; None for the parts of combined sources."""
-    if isinstance(source, Pipeline) and not source._host_stages:
-        source = source.source
-    return getattr(source, "_program", None)
 
 
 class _Ahead:

@@ -7,16 +7,19 @@ TrackTuning  is what one track asks: who reads its steps, and how many ahead
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..base.errors import CerealError
+import numpy as np
+
+from ..base.errors import PipelineError
 from ..host.crew import Crew
 from ..host.tuning import Tuning
+from ..reading.read_context import ReadContext, use_read_context
 from .choosing import CALLER, Chooser, Limits, Setting
-from .processes.payload import TooLargeError
 from .processes.pool import DEPTH, ProcessPool
 from .processes.remote import RemoteReader
 
@@ -82,7 +85,7 @@ class WhoReads:
 
     def reader(self) -> RemoteReader:
         """What reads the steps of one iteration in processes."""
-        return RemoteReader(self.pool, willingly=not self.isolated)
+        return RemoteReader(self.pool, None if self.isolated else self.drop_processes)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -90,10 +93,12 @@ class WhoReads:
         self.crew.close()
 
     def abandon(self) -> None:
-        """`close` for the garbage collector."""
+        """`close` for the garbage collector, which may run in a thread that holds a lock."""
         self.crew.abandon()
-        if self._pool is not None:
-            self._pool.close()
+        pool = self._pool
+        if pool is not None:
+            with contextlib.suppress(RuntimeError):  # the interpreter ends; `atexit` closes it
+                threading.Thread(target=pool.close, name="cereal-close", daemon=True).start()
 
     # Measuring
 
@@ -133,11 +138,21 @@ class WhoReads:
         try:
             self.pool.resize(chooser.pending.count)
             tuning.start(wait=True)
-        except (CerealError, OSError, TooLargeError) as error:
-            log.info("processes are not tried: %s", error)
+            tuning.compare()
+        except Exception as error:
+            log.info("processes are not tried: %s", str(error))
             chooser.refused()
+            self._resize()
+            self.pool.close()
         else:
             chooser.started()
+            self._resize()
+
+    def drop_processes(self, error: Exception) -> None:
+        """Processes were chosen, and cannot read this pipeline: threads go on."""
+        log.info("threads read, since processes cannot: %s", str(error))
+        if self.chooser is not None:
+            self.chooser.drop_processes()
         self._resize()
 
 
@@ -147,10 +162,27 @@ class TrackTuning(Tuning):
     def __init__(self, who: WhoReads, program: Any) -> None:
         self._who, self._program = who, program
         self._reader: RemoteReader | None = None
+        self._rows: Any = None  # of a step that a thread has read
         self._lock = threading.Lock()
         self.cheaply = not who.isolated
         if who.setting.kind == "process":
             self.start()
+
+    def compare(self) -> None:
+        """Reads a step in a process that a thread has read, too; raises an error if they differ.
+
+        A function may depend on what a process does not see: what was set in a module at run time,
+        or context variables.
+        """
+        rows = self._rows
+        if rows is None or self._program is None:
+            raise PipelineError("no step is known to compare them")
+        with use_read_context(ReadContext()):
+            ours, keep = self._program.read(rows)
+            theirs, their_keep = RemoteReader(self._who.pool, None).read(self._program, rows)
+        same = [a.tobytes() == b.tobytes() for a, b in zip(ours, theirs, strict=True)]
+        if not all(same) or not np.array_equal(_full(keep, rows), _full(their_keep, rows)):
+            raise PipelineError("a process reads other values than a thread")
 
     def prepare(self) -> None:
         """Opens the pool of processes."""
@@ -178,9 +210,15 @@ class TrackTuning(Tuning):
     def prefetch(self) -> int:  # type: ignore[override]
         return self._who.prefetch
 
-    def read(self, computed: float, wall: float) -> None:
-        if self._who.chooser is not None:
-            self._who.chooser.read(computed, wall)
+    def read(self, computed: float, wall: float, rows: Any) -> None:
+        chooser = self._who.chooser
+        if chooser is not None and not chooser.settled:
+            self._rows = rows
+            chooser.read(computed, wall)
 
     def taken(self, waited: float, since_last: float, elements: int) -> None:
         self._who.taken(self, waited, since_last, elements)
+
+
+def _full(keep: Any, rows: Any) -> Any:
+    return np.ones(rows.index.size, np.bool_) if keep is None else keep.reshape(-1)

@@ -28,7 +28,8 @@ class ProcessContext(ReadContext):
         self.status, self.step_number = status[:3], status[3:]
         self.known_to_hang, self.given = hung, job.given
         self._channel = channel
-        self._rooms: list[np.ndarray] = []
+        self._all: list[np.ndarray] = []  # where the arrays of the step will lie
+        self._rooms: list[np.ndarray] = []  # those of them that are not taken yet
 
     def run(self, program: Any, rows: Any, rooms: list[np.ndarray]) -> np.ndarray | None:
         """Reads all rows into the rooms; returns the mask (None: all real)."""
@@ -53,7 +54,7 @@ class ProcessContext(ReadContext):
         return np.stack([full if k is None else k.reshape(full.shape) for k in found])
 
     def _read(self, program: Any, rows: Any, rooms: list[np.ndarray]) -> np.ndarray | None:
-        self._rooms = list(rooms)
+        self._all, self._rooms = rooms, list(rooms)
         leaves, keep = program.read(rows)
         wrong = [not _same(leaf, room) for leaf, room in zip(leaves, rooms, strict=True)]
         # What lies in the room of another is copied first, before something is written there.
@@ -74,7 +75,11 @@ class ProcessContext(ReadContext):
         return np.empty(shape, dtype)
 
     def own(self, array: np.ndarray) -> np.ndarray:
-        return array  # `_read` copies it
+        if array.flags.c_contiguous and _lies_in(array, self._all):
+            return array
+        copy = self._empty(array.shape, array.dtype)
+        copy[...] = array
+        return copy
 
     def failed(self, error: BaseException) -> Any:
         if ran_inside_program(error):

@@ -80,10 +80,12 @@ def _end_with(life: int) -> None:
     with contextlib.suppress(ImportError, AttributeError, OSError):
         import fcntl
 
-        fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined]
-        flags = fcntl.fcntl(life, fcntl.F_GETFL)
-        fcntl.fcntl(life, fcntl.F_SETFL, flags | os.O_ASYNC)
+        # Opened anew: the owner of a signal belongs to what was opened, which all workers share.
+        own = os.open(f"/proc/self/fd/{life}", os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined]
+        flags = fcntl.fcntl(own, fcntl.F_GETFL)
+        fcntl.fcntl(own, fcntl.F_SETFL, flags | os.O_ASYNC)
 
     def wait() -> None:  # where the kernel sends no such signal, or the pipe was closed before
         with contextlib.suppress(OSError):
@@ -121,7 +123,10 @@ class _Worker:
         rows = unpacked_rows(job.rows)
         hung = {at: unpacked(error) for at, error in job.hung.items()}
         context = ProcessContext(self._channel, self._status, job, hung)
-        program = self._programs[job.program]
+        program = self._programs.get(job.program)
+        if program is None:
+            self._channel.send(("unknown",))
+            return
         set_wide_types(lambda: job.wide)
         try:
             rooms, mapped = self._rooms(job, len(rows.index), leaves_of(program))

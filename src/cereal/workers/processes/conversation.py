@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...base.errors import UsageError, in_one_line
+from ...base.errors import CerealError, UsageError, in_one_line
 from ...reading.program import Program
 from ...reading.read_context import SKIPPED, Failed, annotate, raise_it, read_context
 from ..inside.channel import ClosedError
@@ -30,12 +30,22 @@ _ERRSTATE = dict(np.geterr())
 _MOST_DEATHS = 8  # of processes that read no element yet
 
 
+class _AgainError(Exception):
+    """The process must be given the program again."""
+
+
+class GivenUpError(CerealError, RuntimeError):
+    """Nobody waits for this step any more: it was given up, and is read by another thread."""
+
+
 class Conversation:
     """Reads rows in a process; if it is lost, in another one."""
 
     def __init__(self, pool: ProcessPool, payload: Payload, program: Program, rows: Any) -> None:
         self._pool, self._payload, self._program, self._rows = pool, payload, program, rows
         self._here = read_context()
+        if self._here.decided is None:
+            self._here.decided = {}  # the step may be read twice
         self._deaths: dict[Any, int] = {}
         known = self._here.known_to_hang
         self._hung = {at: packed(error) for at, error in known.items()}
@@ -50,10 +60,13 @@ class Conversation:
             call = Call(self._program, process, self._rows)
             try:
                 body = _pickled(("read", self._job(begin, memory, given)))
-                here.queued = call
+                here.queued, call.sent = call, True
                 with process.turn(body) as call.turn:
                     here.call, here.queued, here.starting = call, None, False
                     keep = self._listen(call, rooms)
+            except _AgainError:
+                self._pool.give_back(process)
+                continue
             except ClosedError:
                 self._after_death(call)
                 continue
@@ -92,6 +105,10 @@ class Conversation:
             if kind == "failed":
                 self._decide(call, *answer)
                 continue
+            if kind == "unknown":  # it has forgotten the program meanwhile
+                call.turn.over = True
+                call.process.forget_program(self._payload)
+                raise _AgainError
             if kind == "raised":
                 call.turn.over = True
                 place, error = answer[0], unpacked(answer[1])
@@ -125,7 +142,9 @@ class Conversation:
         """A process has ended while it read: the step is read again, by another one."""
         place = None if call.turn is None else call.place()
         how = self._pool.lost(call.process)
-        if call.given_up or self._here.closed or self._pool.closed:
+        if call.given_up:
+            raise GivenUpError("its element took too long")
+        if self._here.closed or self._pool.closed:
             raise PoolClosedError
         if call.turn is None:
             return
@@ -158,12 +177,13 @@ class Call:
         self._program, self.process, self._rows = program, process, rows
         self.reported: Failed | None = None  # where the process said that it failed
         self.given_up = False
+        self.sent = False  # whether a message was sent, or a part of it
         self.turn: Any = None  # while it reads for us; None: it has not begun
 
     @property
     def midway(self) -> bool:
-        """Whether the process is in the midst of an answer to us."""
-        return self.turn is not None and not self.turn.over
+        """Whether the process has a message of ours whose answer was not heard to its end."""
+        return self.sent and (self.turn is None or not self.turn.over)
 
     def place(self) -> Failed | None:
         """Which element the process reads."""

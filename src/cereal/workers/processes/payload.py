@@ -39,7 +39,7 @@ class Payload:
     """A pickled program; its large arrays are in shared memory."""
 
     def __init__(self, body: bytes, arrays: list[np.ndarray], slots: Slots) -> None:
-        self.number = next(_numbers)
+        self.number, self.slots = next(_numbers), slots
         self.body = body
         self._slots = []
         for array in arrays:

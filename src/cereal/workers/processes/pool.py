@@ -118,6 +118,8 @@ class ProcessPool:
     def borrow(self, payload: Payload) -> WorkerProcess:
         """A process that has this program; the caller gives it back, or says that it is lost."""
         while True:
+            if payload.slots is not self.slots:  # its arrays lie in memory that was closed
+                raise PoolClosedError
             process = self._take()
             try:
                 process.give(payload)

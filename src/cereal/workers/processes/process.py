@@ -88,7 +88,11 @@ class WorkerProcess:
             raise
         self.channel = Channel(ours)
         self.pid = self._popen.pid
-        self._send_first()
+        try:
+            self._send_first()
+        except BaseException:
+            self.end(kill=True)
+            raise
 
     def _send_first(self) -> None:
         self.channel.send(("hello", [*sys.path], self._slot.part[0]))
@@ -133,6 +137,11 @@ class WorkerProcess:
             self._heard += 1
             self._useless = self._useless or useless
             self._turn.notify_all()
+
+    def forget_program(self, payload: Payload) -> None:
+        """It does not have this program any more."""
+        with self._giving:
+            self._known = [number for number in self._known if number != payload.number]
 
     def answer(self, message: bytes) -> None:
         """Answers a question that the process has asked."""

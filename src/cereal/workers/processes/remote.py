@@ -10,20 +10,24 @@ import dataclasses
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from ...base.errors import CerealError
 from ...reading.element_batch import ElementBatch
 from ...reading.program import Program
 from ...reading.read_context import SKIPPED, read_context
 from ...reading.readers.reader import ChainReader, Reader
+from ..inside.channel import ClosedError
 from ..inside.given import Given, GivenReader
 from ..inside.layout import size_of, views
 from ..inside.serve import leaves_of
-from .conversation import Conversation
-from .payload import Payload
+from .conversation import Conversation, GivenUpError
+from .payload import Payload, TooLargeError
 from .pool import PoolClosedError, ProcessPool
+from .process import DiedError
 
 log = logging.getLogger("cereal")
 _WORTH = 0.01  # seconds of reading that are worth a part of their own
@@ -41,12 +45,13 @@ class Memory:
 class RemoteReader:
     """Reads the steps of one iteration in the processes of a pool.
 
-    `willingly`: it was not the user who asked for processes.
+    `refuse`: it was not the user who asked for processes; so if they cannot read, threads do, and
+    this is called.
     """
 
-    def __init__(self, pool: ProcessPool, *, willingly: bool = False) -> None:
+    def __init__(self, pool: ProcessPool, refuse: Callable[[Exception], None] | None) -> None:
         pool.open()
-        self._pool, self._willingly = pool, willingly
+        self._pool, self._refuse = pool, refuse
         self._lock = threading.Lock()
         self._sent: dict[int, _Sent] = {}
 
@@ -62,17 +67,27 @@ class RemoteReader:
     def _sent_form(self, program: Program) -> _Sent:
         with self._lock:
             if id(program) not in self._sent:
-                self._sent[id(program)] = _Sent(program, self._pool, self._willingly)
+                willingly = self._refuse is not None
+                self._sent[id(program)] = _Sent(program, self._pool, willingly)
             return self._sent[id(program)]
 
     def read(self, program: Program, rows: Any) -> tuple[list[np.ndarray], np.ndarray | None]:
         """The arrays of the rows, and their mask (None: all real)."""
         try:
             return self._read(self._sent_form(program), rows)
-        except PoolClosedError:
-            if not self._willingly or read_context().closed:
+        except (DiedError, GivenUpError):
+            raise  # it would harm this process, too
+        except PoolClosedError:  # another setting was chosen
+            if self._refuse is None or read_context().closed:
                 raise
-        return program.read(rows)  # another setting was chosen
+        except (CerealError, TooLargeError, ClosedError, OSError) as error:
+            if self._refuse is None:
+                raise
+            if not hasattr(error, "element") or "worker process" in str(
+                error
+            ):  # it is no error of the user's function
+                self._refuse(error)
+        return program.read(rows)
 
     def _read(self, sent: _Sent, rows: Any) -> tuple[list[np.ndarray], np.ndarray | None]:
         lanes, shape = sent.program.lanes, rows.index.shape
@@ -92,6 +107,8 @@ class RemoteReader:
         try:
             slot = self._pool.slots.take(size)
         except OSError as error:
+            if self._pool.closed:
+                raise PoolClosedError from None
             if not self._pool.short:
                 self._pool.short = True
                 log.warning(
