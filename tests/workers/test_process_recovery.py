@@ -14,7 +14,7 @@ import pytest
 from tests.workers.process_loaders import EXPECTED, N, children, in_processes, nothing_left
 from tests.workers.reading import kept, numbers, until, within
 
-from cereal import BatchTransform, DataLoader, DiskSampleSource, HostMapTransform
+from cereal import BatchTransform, DataLoader, DiskSampleSource, HostMapTransform, MemmapSource
 
 pytestmark = pytest.mark.usefixtures(nothing_left.__name__)
 _ = nothing_left
@@ -144,3 +144,23 @@ def test_an_interrupt_while_a_step_waits_for_its_turn_costs_only_that_step() -> 
 def slowly_indeed(i: int) -> int:
     time.sleep(0.02)
     return i
+
+
+@pytest.mark.parametrize("how", ["replaced", "changed in memory"])
+def test_a_process_reads_the_mapped_array_and_not_what_its_file_has_now(
+    how: str, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(12, dtype=np.int32))
+    mode = "r" if how == "replaced" else "c"
+    rows = np.load(tmp_path / "rows.npy", mmap_mode=mode)
+    if how == "replaced":
+        np.save(tmp_path / "new.npy", np.zeros(12, np.int32))
+        os.replace(tmp_path / "new.npy", tmp_path / "rows.npy")
+    else:
+        rows[:] = rows + 100
+    expected = np.array(rows).reshape(3, 4).tolist()
+    source = MemmapSource(rows, ordering="sequential")
+    closure = DiskSampleSource(12, lambda i: rows[i], ordering="sequential")
+    for first in (source, closure):
+        with DataLoader([first, BatchTransform(4)], workers=1, worker_type="process") as loader:
+            assert numbers(loader.iterate()) == expected

@@ -5,8 +5,9 @@
                      skip: they were    measure: elements a second
                      read before
 
-A setting is measured only while the loop waits for batches: if it does not, reading is fast enough,
-and nothing changes. The first batches of a loop are enough to settle. No choice changes a batch.
+The search begins when reading matters: when the loop waits for batches, or a thread reads for half
+of the time. Otherwise nothing changes. The batches of a few seconds are enough to settle. No choice
+changes a batch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _BETTER = 1.1  # how much faster processes must be than threads
 _AS_GOOD = 0.96  # of two settings that differ by less, the one with fewer threads or processes
 _WORSE = 0.93  # a setting that is slower than this ends the search in its direction
 _WORTH_A_PROCESS = 2e-4  # seconds of reading a step; sending it to a process costs half of it
-_COMPUTES = 0.5  # the part of its time for which a thread must compute, for processes to be tried
+_COMPUTES = 0.5  # the part of its time for which a thread must compute, for the caller to be tried
 
 
 @dataclasses.dataclass(frozen=True)

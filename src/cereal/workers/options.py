@@ -92,17 +92,33 @@ class Options(NamedTuple):
             caller=left_open,
         )
 
-    def ahead(self, source: Positional[Any], count: int) -> int:
-        """How many batches are read ahead, if so many threads or processes read."""
+    def ahead(self, source: Positional[Any]) -> Ahead:
+        """How many batches are read ahead."""
+        size = Spec(source.element_spec()).nbytes
+        return Ahead(self.prefetch, size, source.traits.ahead, source._plan.batch)
+
+
+class Ahead(NamedTuple):
+    """How many batches are read ahead. (Threads hold it, so it must not hold the data.)"""
+
+    prefetch: int | None  # what the user said
+    nbytes: int  # of a batch
+    asked: int  # elements that the source asks for
+    batch: int  # elements of a batch
+
+    def __call__(self, count: int) -> int:
+        """The number, if so many threads or processes read."""
         if self.prefetch is not None:
             return self.prefetch
-        size = Spec(source.element_spec()).nbytes
-        most = max(2, min(2 * count, _MOST_AHEAD_BYTES // max(size, 1)))
-        asked = source.traits.ahead
-        if not asked:
+        most = max(2, min(2 * count, _MOST_AHEAD_BYTES // max(self.nbytes, 1)))
+        if not self.asked:
             return most
-        batches = max(2, -(-asked // source._plan.batch))
-        return max(most, batches) if isinstance(asked, Unstated) else batches
+        batches = max(2, -(-self.asked // self.batch))
+        return max(most, batches) if isinstance(self.asked, Unstated) else batches
+
+    def batches(self, count: int) -> int:
+        """How many batches exist at once: read ahead, being read, and with the user."""
+        return self(count) + count + 4
 
 
 def program_of(source: Any) -> Any:

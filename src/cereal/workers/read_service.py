@@ -37,7 +37,6 @@ from .who_reads import TrackTuning, WhoReads
 _MOST_WALKS = 16
 _MOST_SERVED = 8
 _FIRST_SKIPS = 3
-_MOST_COUNTED = 1024
 _NOTHING = contextlib.nullcontext()
 
 
@@ -47,7 +46,7 @@ class ReadService(HostData):
     def __init__(self, source: Any, options: Options) -> None:
         super().__init__()
         self.source, self.options = source, options
-        ahead = _Ahead(options, source)
+        ahead = options.ahead(source)
         self.who = WhoReads(options.plan(source), ahead, ahead.batches)
         most = ahead(self.who.most)
         if source._iterators is not None:
@@ -254,20 +253,6 @@ def without_service(source: Positional[Any]) -> Any:
     if not isinstance(source, Pipeline):
         return run_by(source, None)
     return source if source.service is None else source._without_service
-
-
-class _Ahead:
-    """How many batches are read ahead. (Threads hold it, so it must not hold the data.)"""
-
-    def __init__(self, options: Options, source: Any) -> None:
-        self._known = [options.ahead(source, count) for count in range(_MOST_COUNTED + 1)]
-
-    def __call__(self, count: int) -> int:
-        return self._known[min(count, _MOST_COUNTED)]
-
-    def batches(self, count: int) -> int:
-        """How many batches exist at once: read ahead, being read, and with the user."""
-        return self(count) + count + 4
 
 
 class _Answer(Future[Rows]):

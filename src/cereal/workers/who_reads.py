@@ -36,6 +36,7 @@ class WhoReads:
         self._fixed = plan if isinstance(plan, Setting) else CALLER
         # Whether the user asked for processes: then nothing is read in this one.
         self.isolated = plan.kind == "process" if isinstance(plan, Setting) else not plan.thread
+        # The most threads or processes that may read; 0: always the caller.
         self.most = plan.count if isinstance(plan, Setting) else plan.most
         self._ahead, self._batches = ahead, batches
         self.crew = Crew(self._threads())
@@ -46,11 +47,6 @@ class WhoReads:
     def setting(self) -> Setting:
         """Who reads now."""
         return self._fixed if self.chooser is None else self.chooser.now
-
-    @property
-    def threads(self) -> int:
-        """The most threads or processes that may read; 0: always the caller."""
-        return self.most
 
     @property
     def prefetch(self) -> int:

@@ -34,11 +34,28 @@ def as_file(leaf: Any) -> Any:
     """A call that maps this part of a file again; an array that is not in a file, unchanged."""
     root, place = place_of(leaf)
     flags = leaf.flags
-    if root is None or not (flags.c_contiguous or flags.f_contiguous):
+    if root is None or root.mode == "c" or not (flags.c_contiguous or flags.f_contiguous):
+        return leaf  # what was written into a mapping of mode "c" is not in the file
+    if not _is_of_file(leaf, root.filename):
         return leaf
     order = "C" if flags.c_contiguous else "F"
     path = os.path.abspath(root.filename)
     return partial(np.memmap, path, leaf.dtype, "r", place, leaf.shape, order)
+
+
+def _is_of_file(array: np.ndarray, path: Any) -> bool:
+    """Whether the file of this name is still the one that is mapped, and not a new one."""
+    address, inode = array.__array_interface__["data"][0], str(os.stat(path).st_ino)
+    try:
+        with open("/proc/self/maps") as maps:
+            lines = [line.split(None, 5) for line in maps]
+    except OSError:  # not Linux: nobody can tell
+        return True
+    for bounds, _, _, _, mapped, *_ in lines:
+        begin, _, end = bounds.partition("-")
+        if int(begin, 16) <= address < int(end, 16):
+            return mapped == inode
+    return array.size == 0
 
 
 def place_of(leaf: Any) -> tuple[Any, int]:

@@ -19,6 +19,10 @@ class Unwind(BaseException):
     """The loader has given up the step: its `on_error` raised."""
 
 
+class RanJaxError(UsageError):
+    """A function runs JAX in a worker process."""
+
+
 class ProcessContext(ReadContext):
     """Reads a step for a loader in another process."""
 
@@ -84,7 +88,7 @@ class ProcessContext(ReadContext):
     def failed(self, error: BaseException) -> Any:
         if ran_inside_program(error):
             place = self.place()
-            refused = UsageError(f"{place.stage if place else self.stage} {_RAN_JAX}")
+            refused = RanJaxError(f"{place.stage if place else self.stage} {_RAN_JAX}")
             annotate(refused, place)
             raise refused from None
         return super().failed(error)

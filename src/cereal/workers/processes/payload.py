@@ -13,12 +13,14 @@ import logging
 import pickle
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from ...base.errors import PipelineError, in_one_line
+from ...reading.readers.arrays import as_file
 from ..inside.c_library import same_bytes
 from .slots import Slots
 
@@ -158,21 +160,7 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is np.memmap:
-            found = _mapped_again(obj)
-            if found is not None:
-                return found
+            found = as_file(obj)
+            if isinstance(found, partial):
+                return found.func, found.args
         return super().reducer_override(obj)
-
-
-def _mapped_again(array: np.memmap[Any, Any]) -> Any:
-    """How to map this array again; None if that would give other values."""
-    root: Any = array
-    while isinstance(root.base, np.memmap):
-        root = root.base
-    order = "C" if array.flags.c_contiguous else "F"
-    if root.filename is None or root.mode == "c" or not array.flags.forc:
-        return None
-    begin = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
-    mode = "r" if root.mode == "r" else "r+"
-    where = (str(root.filename), array.dtype, mode, root.offset + begin, array.shape, order)
-    return np.memmap, where

@@ -23,6 +23,7 @@ from ...reading.readers.reader import ChainReader, Reader
 from ..inside.channel import ClosedError
 from ..inside.given import Given, GivenReader
 from ..inside.layout import size_of, views
+from ..inside.process_context import RanJaxError
 from ..inside.serve import leaves_of
 from .conversation import Conversation, GivenUpError
 from .payload import Payload, TooLargeError
@@ -83,9 +84,8 @@ class RemoteReader:
         except (CerealError, TooLargeError, ClosedError, OSError) as error:
             if self._refuse is None:
                 raise
-            if not hasattr(error, "element") or "worker process" in str(
-                error
-            ):  # it is no error of the user's function
+            # An error of the user's function has its element, and comes again below.
+            if isinstance(error, RanJaxError) or not hasattr(error, "element"):
                 self._refuse(error)
         return program.read(rows)
 
