@@ -10,15 +10,17 @@ One sharding serves a whole batch. An array with fewer axes uses only the first 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from ..base.capture import is_concrete, is_traced, staging
 from ..base.errors import PipelineError, UsageError, first_line
 from ..base.foreign_errors import lacks_mesh
 from ..base.spec import format_spec
+from .batch_sharding import BatchSharding
+from .transfer import to_device
 
 
 def place(values: Any, placement: Any, lead: int = 0) -> Any:
@@ -27,6 +29,24 @@ def place(values: Any, placement: Any, lead: int = 0) -> Any:
     If several batches are stacked, `lead` is the number of axes before those of a batch.
     """
     return jax.tree.map(lambda x: _place(x, placement, lead), values)
+
+
+def place_step(values: Any, mask: Any, placement: Any, lead: int = 0) -> tuple[Any, Any]:
+    """A batch and its mask, moved or constrained to where they go."""
+    if not is_spread(placement):
+        return place((values, mask), placement, lead)
+    values = jax.tree.map(lambda x, each: _place(x, each, lead), values, placement.of(values))
+    return values, _place(mask, placement.mask, lead)
+
+
+def is_spread(placement: Any) -> TypeGuard[BatchSharding]:
+    """Whether a loader's `sharding=` says where batches go."""
+    return isinstance(placement, BatchSharding)
+
+
+def put_words(words: Any, placement: Any) -> Any:
+    """The words of a state as an array: on every device of a loader's mesh, if it has one."""
+    return placement.replicated(words) if is_spread(placement) else to_device(words)
 
 
 def layout(values: Any, placement: Any) -> Any:
@@ -50,6 +70,8 @@ def fitted(placement: Any, axes: int, lead: int = 0) -> Any:
 
 def in_words(placement: Any) -> str:
     """A placement as drawings and errors print it: `P('data', 'model') over data=4, model=2`."""
+    if is_spread(placement):
+        return placement.in_words()
     if not isinstance(placement, NamedSharding):
         return str(placement)
     kind = f" in {placement.memory_kind}" if _elsewhere(placement) else ""
@@ -62,7 +84,7 @@ def placed(traits: Any, values: Any, mask: Any) -> tuple[Any, Any]:
     if traits.placement is None:
         return values, mask
     check_callbacks(traits)
-    return place((values, mask), traits.placement)
+    return place_step(values, mask, traits.placement)
 
 
 def _place(x: Any, placement: Any, lead: int) -> Any:
@@ -82,7 +104,7 @@ def _constrained(x: Any, placement: Any, lead: int) -> Any:
         if placement == _default_device():  # programs run there anyway
             return x
         placement = SingleDeviceSharding(placement)
-    _check_in_program(placement)
+    check_in_program(placement)
     sharding = fitted(placement, x.ndim, lead)
     recorded = staging()
     if not isinstance(sharding, NamedSharding):
@@ -105,13 +127,13 @@ def _default_device() -> Any:
     return device
 
 
-def _check_in_program(placement: Any) -> None:
+def check_in_program(placement: Any) -> None:
     """Raises an error for placements that a program cannot carry out."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
     if manual:
         raise UsageError(
-            f"DevicePutTransform cannot place batches inside of `shard_map` (over {manual}), where "
-            f"every device makes its own batch; leave it out of this pipeline."
+            f"DevicePutTransform and `sharding=` cannot place batches inside of `shard_map` (over "
+            f"{manual}), where every device makes its own batch; leave them out of this pipeline."
         )
     if _elsewhere(placement):
         raise UsageError(
@@ -124,7 +146,7 @@ def _check_in_program(placement: Any) -> None:
         kinds = {kind_of[name] for name in _names(placement.spec)}
         if {AxisType.Auto, AxisType.Explicit} <= kinds:
             raise UsageError(
-                f"DevicePutTransform: {placement.spec} names axes of both kinds, Auto and "
+                f"{placement.spec} names axes of both kinds, Auto and "
                 f"Explicit, which JAX cannot place inside of a program; make all axes of the mesh "
                 f"of one kind: `jax.make_mesh(..., axis_types=...)`."
             )
@@ -145,11 +167,11 @@ def _names(spec: Any) -> list[str]:
 def check_callbacks(traits: Any) -> None:
     """Refuses ordered callbacks on several devices: JAX runs them on one only."""
     placement = traits.placement
-    devices = placement.device_set if isinstance(placement, Sharding) else ()
+    devices = getattr(placement, "device_set", ())
     if traits.callbacks and len(devices) > 1:
         raise UsageError(
             f"a HostCallbackTransform runs in order, which JAX does on one device only, and "
-            f"DevicePutTransform spreads this program over {len(devices)}; take batches from "
+            f"this program is spread over {len(devices)}; take batches from "
             f"`iterate` or `next_batch` outside of `jit`, or leave one of them out."
         )
 
@@ -172,10 +194,11 @@ def check_given(placement: Any, **given: Any) -> None:
     for name, tree in given.items():
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
             if is_concrete(leaf) and leaf.committed and leaf.sharding.device_set != there:
-                named = isinstance(placement, NamedSharding)
+                named = isinstance(placement, NamedSharding) or is_spread(placement)
                 wanted = "NamedSharding(mesh, PartitionSpec())" if named else "device"
+                who = "`sharding=`" if is_spread(placement) else "DevicePutTransform"
                 raise UsageError(
-                    f"one program runs on one set of devices: DevicePutTransform puts batches on "
+                    f"one program runs on one set of devices: {who} puts batches on "
                     f"{_devices(there)}, but `{name}{jax.tree_util.keystr(path)}` was put on "
                     f"{_devices(leaf.sharding.device_set)}; write "
                     f"`{name} = jax.device_put({name}, {wanted})` before."
@@ -188,7 +211,9 @@ def joining(state: Any, placement: Any) -> Any:
     Otherwise the second epoch would compile again: its state comes from the first epoch's program,
     and so lies on other devices than the first state did.
     """
-    if not isinstance(placement, NamedSharding):
+    if is_spread(placement) and not placement.is_local:
+        return placement.replicated(state)
+    if not isinstance(placement, NamedSharding) and not is_spread(placement):
         return state
     everywhere = NamedSharding(placement.mesh, PartitionSpec())
 

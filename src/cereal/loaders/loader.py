@@ -15,7 +15,8 @@ from ..base.errors import UsageError
 from ..base.numbers import as_count, as_optional_count
 from ..base.pytree import sealed_pytree_dataclass, set_fields
 from ..base.unseen import raise_unseen
-from ..device.transfer import to_device, to_host
+from ..device.placement import put_words
+from ..device.transfer import to_host
 from ..functions.traced_stage import current
 from ..host.callbacks import raise_kept
 from ..host.host_data import identity_on_host
@@ -37,6 +38,7 @@ from .next_batch import NextBatch
 from .policy_slot import get_policy_state, set_policy_state
 from .scan.epoch_scan import check_body
 from .scan.scan_epoch import scan_epoch
+from .spreading import spread
 
 T = TypeVar("T")
 Carry = TypeVar("Carry")
@@ -106,6 +108,7 @@ class DataLoader(Generic[T]):
         on_error: OnErrorOption = "raise",
         timeout: float | None = None,
         worker_type: WorkerType = None,
+        sharding: Any = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -117,6 +120,7 @@ class DataLoader(Generic[T]):
         on_error: OnErrorOption = "raise",
         timeout: float | None = None,
         worker_type: WorkerType = None,
+        sharding: Any = None,
     ) -> None: ...
     def __init__(
         self,
@@ -127,12 +131,14 @@ class DataLoader(Generic[T]):
         on_error: OnErrorOption = "raise",
         timeout: float | None = None,
         worker_type: WorkerType = None,
+        sharding: Any = None,
         **options: Any,
     ) -> None:
         refuse_misplaced(misplaced)
         refuse_options(options)
         chosen = check_options(workers, prefetch, on_error, timeout, worker_type)
-        set_fields(self, running=with_service(compose(pipeline), chosen))
+        source = spread(compose(pipeline), sharding)
+        set_fields(self, running=with_service(source, chosen))
 
     @property
     def source(self) -> Source[T]:
@@ -287,7 +293,7 @@ class DataLoader(Generic[T]):
         epoch, offset = starts(np, 0, 0, step, **source._plan.arithmetic)
         key0, key1 = to_host(key_words(key)).tolist()
         words = make_words((key0, key1), int(epoch), int(offset))
-        return PipelineState(to_device(words), source._fingerprint)
+        return PipelineState(put_words(words, source.traits.placement), source._fingerprint)
 
     def batch_at(self, key: Any, step: int) -> tuple[T, Mask]:
         """The batch of step number `step` and its mask; no other batch is read for it.

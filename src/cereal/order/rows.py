@@ -99,10 +99,12 @@ class Plan:
     def arithmetic(self) -> dict[str, Any]:
         return {"n": self.length, "batch": self.batch, "remainder": self.remainder}
 
-    def rows_for(self, words: Any, steps: int) -> tuple[Rows, Any]:
+    def rows_for(self, words: Any, steps: int, lanes: Any = None) -> tuple[Rows, Any]:
         """The rows of the next `steps` steps, [steps, *lanes], and the state's words after them.
 
-        If the words are NumPy arrays, NumPy computes the result, with the same values.
+        If the words are NumPy arrays, NumPy computes the result, with the same values. `lanes` are
+        the numbers of those lanes of a step that are wanted, in any shape; None: all. If batches
+        are padded, lanes after the last one are padding.
         """
         xp = np if isinstance(words, np.ndarray) else jnp
         if self.wide and xp is jnp:
@@ -110,9 +112,16 @@ class Plan:
         epoch, offset, wide = _read_words(xp, words)
         step = xp.arange(steps + 1, dtype=wide)
         epochs, offsets = starts(xp, epoch, offset, step, **self.arithmetic)
-        position = offsets[:-1, None] + xp.arange(self.batch, dtype=wide)[None, :]
+        lane = xp.arange(self.batch, dtype=wide)[None, :]
+        shape, real = self.lanes, None
+        if lanes is not None:
+            shape, lane = lanes.shape, lanes.reshape(1, -1).astype(wide)
+            real = lane < self.batch
+            lane = xp.where(real, lane, xp.zeros_like(lane))
+        position = offsets[:-1, None] + lane
         lane_epoch = xp.broadcast_to(epochs[:-1, None], position.shape)
         valid = position < self.length if self.remainder == "pad" else None
+        valid = valid if valid is None or real is None else valid & real
         if self.remainder == "wrap" and self.batch > 1:
             lane_epoch = lane_epoch + position // self.length
         if self.remainder != "drop":  # padding repeats the epoch's first elements
@@ -129,7 +138,7 @@ class Plan:
         index = _as_index(xp, visit.index)
         rows = Rows(words[:2], epoch.astype(xp.uint32), index, valid, visit.draw, high=visit.again)
         rows = with_high(rows) if self.wide else rows
-        return rows.reshape(steps, *self.lanes), _write_words(xp, words, epochs[-1], offsets[-1])
+        return rows.reshape(steps, *shape), _write_words(xp, words, epochs[-1], offsets[-1])
 
     def _rows_without_end(self, words: Any, steps: int) -> tuple[Rows, Any]:
         """`rows_for` in a program, for sequential data so long that no epoch ends.

@@ -22,12 +22,13 @@ from ..base.errors import UsageError
 from ..base.numbers import as_count
 from ..base.spec import Spec
 from ..device.masks import FullMasks
-from ..device.placement import check_callbacks, layout, refuse_unmapped
+from ..device.placement import check_callbacks, is_spread, layout, place_step, refuse_unmapped
 from ..device.placement import place as place
 from ..device.transfer import hand_over, sent, to_device, to_host
 from ..functions.traced_stage import current
 from ..host.callbacks import raise_kept, raising
 from ..host.host_data import HostData, identity_on_host
+from .read_step import read_step
 from .state import PipelineState
 
 if TYPE_CHECKING:
@@ -41,12 +42,19 @@ _LARGE = 1 << 18
 
 @partial(jax.jit, static_argnames="n")
 def _in_program(source: Source[Any], state: Any, n: int | None) -> tuple[Any, Any, Any]:
-    return source._step(state) if n is None else source._step_many(state, n)
+    values, mask, state = source._step(state) if n is None else source._step_many(state, n)
+    placement = source.traits.placement
+    if is_spread(placement):  # all at once, since a process cannot move arrays of other processes
+        values, mask = place_step(values, mask, placement, 0 if n is None else 1)
+        state = place(state, placement.everywhere)
+    return values, mask, state
 
 
 @partial(jax.jit, static_argnames=("remainder", "steps"))
-def _routed(source: Positional[Any], words: Any, remainder: Any, steps: int) -> tuple[Rows, Any]:
-    rows, words = source._plan.ending(remainder).rows_for(words, steps)
+def _routed(
+    source: Positional[Any], words: Any, remainder: Any, steps: int, lanes: Any = None
+) -> tuple[Rows, Any]:
+    rows, words = source._plan.ending(remainder).rows_for(words, steps, lanes)
     return source._route(rows), words
 
 
@@ -65,6 +73,11 @@ def stripped(source: Source[Any]) -> Any:
     )
 
 
+@jax.jit
+def _read_spread(source: Positional[Any], rows: Rows) -> tuple[Any, Any]:
+    return read_step(source, rows)
+
+
 @partial(jax.jit, static_argnames="masked")
 def _read(source: Positional[Any], rows: Rows, masked: bool) -> tuple[Any, Any]:
     values, mask = source._read(rows)
@@ -74,15 +87,18 @@ def _read(source: Positional[Any], rows: Rows, masked: bool) -> tuple[Any, Any]:
 
 
 def routed_rows(
-    source: Positional[Any], words: Any, steps: int, remainder: Any = None
+    source: Positional[Any], words: Any, steps: int, remainder: Any = None, lanes: Any = None
 ) -> tuple[Rows, Any]:
-    """The rows of the next steps as NumPy arrays, routed, and the state's words after them."""
-    if source._plan.wide:
+    """The rows of the next steps as NumPy arrays, routed, and the state's words after them.
+
+    `lanes` are the numbers of the lanes that are wanted; None: all.
+    """
+    if source._plan.wide or (lanes is not None and not lanes.size):
         plan = source._plan.ending(remainder)
-        rows, words = plan.rows_for(to_host(words), steps)
+        rows, words = plan.rows_for(to_host(words), steps, lanes)
         return source._route(rows), to_device(words)
-    light, words = sent((stripped(source), words))
-    rows, words = _routed(light, words, remainder, steps)
+    light, words, lanes = sent((stripped(source), words, lanes))
+    rows, words = _routed(light, words, remainder, steps, lanes)
     return jax.device_get(rows), words
 
 
@@ -111,10 +127,18 @@ class Delivery:
     def __init__(self, source: Positional[Any], *, ahead: bool = False) -> None:
         self._source, self._stripped = source, stripped(source)
         self._large = Spec(source.element_spec()).nbytes >= _LARGE
-        # `ahead`: many batches will come, and their masks may be made together.
-        self._full = FullMasks(source.traits.lanes, source.traits.placement) if ahead else None
+        placement, self._full = source.traits.placement, None
+        if is_spread(placement):
+            self._stripped = placement.replicated(self._stripped)
+            # (If processes made masks by programs, each would do so in other steps.)
+            if ahead and placement.is_local:
+                self._full = FullMasks(placement.padded, placement.mask)
+        elif ahead:  # many batches will come, and their masks may be made together
+            self._full = FullMasks(source.traits.lanes, placement)
 
     def __call__(self, rows: Rows, *, masked: bool) -> tuple[Any, Any]:
+        if self._source._share is not None:
+            return self._spread(self._source._share, rows)
         masked = masked or self._source.traits.masks
         found, placement = self._source._untouched(rows), self._source.traits.placement
         if found is None:
@@ -128,6 +152,18 @@ class Delivery:
         if masked and mask is None:
             mask = np.ones(rows.index.shape, np.bool_)
         return self._moved((found.values, mask if masked else None))
+
+    def _spread(self, share: Any, rows: Rows) -> tuple[Any, Any]:
+        """Global arrays, of which this process has read its part."""
+        found = self._source._untouched(rows)
+        if found is None:
+            return _read_spread(self._stripped, share.rows(rows, 0))
+        leaves, structure = jax.tree.flatten(found.values)
+        values = jax.tree.unflatten(structure, share.batch(leaves, kept=self._source._kept))
+        mask = _mask(found, rows)
+        if self._full is not None and (mask is None or mask.all()):
+            return values, self._full.take()
+        return values, share.mask(np.ones(rows.index.shape, np.bool_) if mask is None else mask)
 
     def _moved(self, made: tuple[Any, Any]) -> tuple[Any, Any]:
         placement = self._source.traits.placement
@@ -208,5 +244,6 @@ def run(source: Source[Any], state: Any, n: int | None = None) -> tuple[Any, Any
     if traits.placement is not None:
         if not is_concrete(mask):
             check_callbacks(traits)
-        values, mask = place((values, mask), traits.placement, 0 if n is None else 1)
+        if not is_spread(traits.placement):
+            values, mask = place((values, mask), traits.placement, 0 if n is None else 1)
     return values, mask, state

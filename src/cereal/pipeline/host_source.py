@@ -24,9 +24,10 @@ from ..host.host_data import HostFunction as HostFunction
 from ..host.host_data import living as living
 from ..host.host_program import fetched_in_program
 from ..order.rows import Rows, routed_at, rows_at
-from ..reading.program import Program
+from ..reading.program import Program, Stacked
 from ..reading.read_context import SKIPPED
 from ..reading.readers.reader import Reader, TakeReader
+from ..reading.stages import Filler
 from .host_loop import Fetched, fetch_by, lower, weakly
 from .positional import IndexedSource
 from .traits import Traits
@@ -77,11 +78,38 @@ class HostIndexed(IndexedSource[T_co]):
             rows = fetched_in_program(self, rows)
         return rows.below.read(rows)
 
+    def _narrow(self, parts: Any) -> Any:
+        reader = self._reader.narrowed(parts) if self.traits.host else None
+        return None if reader is None else Narrowed(self, reader, parts)
+
     def _untouched(self, rows: Rows) -> Any:
         return rows.below if isinstance(rows.below, Fetched) else None
 
     def take(self, indices: Any) -> T_co:
         return self._read(self._route(rows_at(indices)))[0]
+
+
+class Narrowed:
+    """A part of every element of a source: some indices of the inner axes of its arrays."""
+
+    def __init__(self, source: Any, reader: Reader, parts: Any) -> None:
+        leaves = [
+            _narrower(leaf, part) for leaf, part in zip(source._spec.leaves, parts, strict=True)
+        ]
+        self._spec = Spec(jax.tree.unflatten(source._spec.structure, leaves))
+        self._masks = source.traits.masks_on_host
+        stacked = Stacked(source._label, form_of(self._spec), Filler(self._spec.zeros))
+        self._program = Program(reader, stacked, (), form_of(self._spec))
+
+    def _fetch(self, rows: Rows) -> Rows:
+        return fetch_by(self._program, self._spec, rows, self._masks)
+
+
+def _narrower(leaf: Any, part: Any) -> Any:
+    if part is None:
+        return leaf
+    sizes = [n if kept is None else len(kept) for n, kept in zip(leaf.shape, part, strict=True)]
+    return jax.ShapeDtypeStruct(tuple(sizes), leaf.dtype)
 
 
 class TreeReader(TakeReader):

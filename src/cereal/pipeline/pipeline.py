@@ -14,10 +14,13 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from ..base.errors import UsageError
 from ..base.pytree import pytree_dataclass, set_copy, static_field
-from ..base.spec import Spec
+from ..base.spec import Spec, spec_of
+from ..device.placement import is_spread
+from ..device.share import Share, inner_parts
 from ..host.host_program import fetched_in_program
 from ..order.ordering import Order
 from ..order.rows import Rows, rows_at
@@ -86,6 +89,35 @@ class Pipeline(Positional[T_co]):
         return self.stages[: numbers[-1] + 1] if numbers else ()
 
     @cached_property
+    def _share(self) -> Any:
+        placement = self.traits.placement
+        if not is_spread(placement) or not self.traits.host:
+            return None
+        unit = len(self._host_stages[-1].lanes_after) if self._host_stages else 0
+        found = self._untouched(self._promised)
+        return Share(placement, None if found is None else Spec(found.values), unit)
+
+    @property
+    def _promised(self) -> Rows:
+        """The specs of what Python reads for a whole step."""
+        rows, _ = self._plan.rows_for(np.zeros(5, np.uint32), 1)
+        return self._fetch_from(self.source, jax.tree.map(spec_of, self._route(rows)[0]))
+
+    @cached_property
+    def _narrowed(self) -> Any:
+        """The source that reads only the inner axes that this process needs, and which it reads;
+        None if it reads whole elements."""
+        if self._share is None or self._share.touched or self._host_stages:
+            return None
+        parts = inner_parts(self.traits.placement)
+        source = None if not any(parts) else self.source._narrow(parts)
+        return None if source is None else (source, parts)
+
+    @property
+    def _kept(self) -> Any:
+        return None if self._narrowed is None else self._narrowed[1]
+
+    @cached_property
     def _program(self) -> Program:
         """The host stages and what is below them, as plain functions."""
         return lower(self.source, self._host_stages)
@@ -105,8 +137,15 @@ class Pipeline(Positional[T_co]):
 
     def _fetch_here(self, rows: Rows) -> Rows:
         """`_fetch` in this thread, with its own read context, which a worker has set."""
+        if self._share is not None and not rows.index.size:  # no device of this process has a part
+            specs = self._fetch_from(self.source, jax.tree.map(spec_of, rows))
+            return jax.tree.map(lambda spec: np.zeros(spec.shape, spec.dtype), specs)
+        narrowed = self._narrowed if self._share is not None else None
+        return self._fetch_from(self.source if narrowed is None else narrowed[0], rows)
+
+    def _fetch_from(self, source: Any, rows: Rows) -> Rows:
         if not self._host_stages:
-            return self.source._fetch(rows)
+            return source._fetch(rows)
         spec = self._host_stages[-1].spec
         return fetch_by(self._program, spec, rows, self.traits.masks_on_host)
 

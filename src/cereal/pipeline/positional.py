@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from ..base.errors import PipelineError
 from ..base.spec import without_weak_types
+from ..device.placement import joining
 from ..host.host_program import fetched_in_program
 from ..order.ordering import Order, as_order
 from ..order.permutation import MAX_HOST, MAX_TRACED
@@ -31,6 +32,7 @@ from ..order.rows import Plan, Rows, narrow
 from ..reading.element_batch import ElementBatch
 from ..reading.readers.reader import Reader
 from .execute import many_steps, routed_rows, run, run_many
+from .read_step import read_step
 from .source import Mask, Source
 from .state import Fingerprint, PipelineState, check_state, start_state
 from .traits import Traits
@@ -66,8 +68,23 @@ class Positional(Source[T_co]):
 
         For sources that Python reads.
         """
-        rows, words = routed_rows(self, words, 1)
+        rows, words = routed_rows(self, words, 1, lanes=self._lanes_here)
         return self._fetch(rows[0]), words
+
+    @cached_property
+    def _share(self) -> Any:
+        """What this process reads of batches that are spread over a mesh; None: all."""
+        return None
+
+    @property
+    def _lanes_here(self) -> Any:
+        """The numbers of the lanes that this process reads; None: all."""
+        return None if self._share is None else self._share.lanes
+
+    @property
+    def _kept(self) -> Any:
+        """For each array that Python reads, the parts of its inner axes; None: all of them."""
+        return None
 
     def _untouched(self, rows: Rows) -> Any:
         """The fetched batch, if no compiled stage changes it; otherwise None."""
@@ -106,7 +123,8 @@ class Positional(Source[T_co]):
     def init_state(self, key: Any) -> PipelineState:
         """The state at the first element of epoch 0, for a JAX key or an integer."""
         bookmark = None if self._iterators is None else self._iterators.no_bookmark
-        return start_state(key, self._fingerprint, bookmark)
+        placement = self.traits.placement
+        return joining(start_state(key, self._fingerprint, bookmark), placement)
 
     def next(self, state: PipelineState) -> tuple[T_co, Mask, PipelineState]:
         """The next step's values, their mask, and the state after it; always compiled."""
@@ -140,9 +158,7 @@ def step_ending(
     if source.traits.host:
         position = None if remainder else (state.words, state.bookmark)
         rows = fetched_in_program(source, rows, position)
-    values, mask = source._read(rows)
-    if mask is None:
-        mask = jnp.ones(source.traits.lanes, jnp.bool_)
+    values, mask = read_step(source, rows)
     return values, mask, state.replaced(words)
 
 
@@ -205,6 +221,12 @@ class IndexedSource(Positional[T_co]):
     def _members(self) -> Sequence[IndexedSource[Any]]:
         """The sources that it reads, if it is made of others."""
         return ()
+
+    def _narrow(self, parts: Any) -> Any:
+        """A source whose `_fetch` reads only these indices of the inner axes of each array, from
+        the same routed rows; None if it can only read whole elements."""
+        del parts
+        return None
 
     def _as_host(self) -> IndexedSource[T_co]:
         """The same data for host stages: read by NumPy."""

@@ -16,7 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..device.transfer import to_device, to_host
+from ..device.placement import put_words
+from ..device.transfer import to_host
 from ..host.crew import Crew
 from ..host.host_data import HostData
 from ..host.settings import current_settings
@@ -230,9 +231,9 @@ class ReadService(HostData):
             walk, step, following = self._walk("python", source, words, 1)
         fetched = self._take(walk, step, None)
         if fetched is None:
-            rows, _ = routed_rows(source, words, 1)
+            rows, _ = routed_rows(source, words, 1, lanes=source._lanes_here)
             fetched = self.fetch_now(source, rows[0], in_program=False)
-        return fetched, to_device(following)
+        return fetched, put_words(following, source.traits.placement)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ReadService, (self.source, self.options)

@@ -36,7 +36,9 @@ class Routes:
         self._each = steps_at_once or 1
         self._remainder: Remainder | None = remainder
         compiled = compiled and not source._plan.wide
-        lanes = source._plan.batch * self._each
+        self._lanes = source._lanes_here
+        lanes = source._plan.batch if self._lanes is None else max(1, self._lanes.size)
+        lanes *= self._each
         most = _LANES if compiled else _LANES // 8
         self._size = max(1, most // lanes)
         if total is not None:  # a power of two: every size needs a program, so there are few sizes
@@ -64,9 +66,9 @@ class Routes:
         steps = self._size * self._each
         if self._compiled:
             with jax.default_device(self._device):
-                return routed_rows(self._source, self._words, steps, self._remainder)
+                return routed_rows(self._source, self._words, steps, self._remainder, self._lanes)
         plan = self._source._plan.ending(self._remainder)
-        rows, words = plan.rows_for(to_host(self._words), steps)
+        rows, words = plan.rows_for(to_host(self._words), steps, self._lanes)
         return self._source._route(rows), words
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from ...device.transfer import to_device
+from ...device.placement import is_spread, put_words
 from ...pipeline.execute import run
 from ...pipeline.positional import Positional
 from ...pipeline.source import Mask, Source
@@ -88,7 +88,7 @@ class WalkingIterator(BatchIterator[T]):
 
     def _state_now(self) -> PipelineState:
         walk = self._walk
-        words = to_device(walk.words_at(walk.handed))
+        words = put_words(walk.words_at(walk.handed), self._source.traits.placement)
         return PipelineState(words, self._source._fingerprint)
 
     def _set_state(self, state: PipelineState) -> None:
@@ -116,7 +116,7 @@ class PositionalIterator(WalkingIterator[T]):
 
     def _begin(self, walk: Any) -> None:
         # The words are our own copy, so that the state may be donated.
-        walk.made = deque(), 0, to_device(walk.words_at(0))
+        walk.made = deque(), 0, put_words(walk.words_at(0), self._source.traits.placement)
         self._plan_calls(walk)
         self._walk = walk
 
@@ -132,6 +132,9 @@ class PositionalIterator(WalkingIterator[T]):
         if walk.total is not None and max(walk.total, come) < LEAST_CALLS * many:
             many = 1
         known = True if self._source.traits.light else self._learnt.ahead
+        placement = self._source.traits.placement
+        if known is None and is_spread(placement) and not placement.is_local:
+            known = False  # all processes must run the same programs, and would measure other times
         self._many, self._count = many, many if known else 1
         self._undecided = many > 1 and known is None
 
@@ -177,7 +180,7 @@ class SteppingIterator(WalkingIterator[T]):
     _kind = _MadeWalk
 
     def _begin(self, walk: Any) -> None:
-        words = to_device(walk.words_at(0))
+        words = put_words(walk.words_at(0), self._source.traits.placement)
         walk.made = deque(), 0, PipelineState(words, self._source._fingerprint)
         self._walk = walk
 

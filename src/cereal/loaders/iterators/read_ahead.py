@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from ...base.capture import resolve
 from ...base.spec import Spec
+from ...device.placement import is_spread, place, place_step
 from ...order.rows import Rows
-from ...pipeline.execute import place
 from ...pipeline.positional import Positional
+from ...pipeline.read_step import read_step
 
 MOST_BYTES = 64 * 2**20
 # A program for many batches takes a fraction of a second longer to compile, so there must be enough
@@ -32,9 +32,11 @@ def _read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[An
     rows = source._route(rows)
 
     def read(rows: Rows) -> tuple[Any, Any]:
-        values, mask = source._read(rows)
-        return values, jnp.ones(source.traits.lanes, jnp.bool_) if mask is None else mask
+        return read_step(source, rows)
 
+    placement = source.traits.placement
+    if is_spread(placement):
+        words = place(words, placement.everywhere)
     if source.traits.light:
         return [read(rows[k]) for k in range(count)], words
 
@@ -43,7 +45,10 @@ def _read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[An
         return None, read(lanes.replaced(key=rows.key))
 
     _, stacked = lax.scan(one, None, rows.without_key)
-    return [jax.tree.map(lambda x, k=k: x[k], stacked) for k in range(count)], words
+    pairs: list[Any] = [jax.tree.map(lambda x, k=k: x[k], stacked) for k in range(count)]
+    if is_spread(placement):
+        pairs = [place_step(batch, mask, placement) for batch, mask in pairs]
+    return pairs, words
 
 
 def read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[Any], Any]:
@@ -54,8 +59,9 @@ def read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[Any
     """
     source = resolve(source)
     made, words = _read_many(source, words, count)
-    if source.traits.placement is not None:
-        made = [place(pair, source.traits.placement) for pair in made]
+    placement = source.traits.placement
+    if placement is not None and not is_spread(placement):
+        made = [place(pair, placement) for pair in made]
     return made, words
 
 

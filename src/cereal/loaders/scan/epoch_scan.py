@@ -25,6 +25,7 @@ from ...functions.function import function_name
 from ...order.position import Remainder
 from ...order.rows import Rows
 from ...pipeline.positional import Positional, step_ending
+from ...pipeline.read_step import read_step
 from ...pipeline.source import Source
 from ...pipeline.state import PipelineState
 from ..masked_mean import note_unbatched
@@ -146,11 +147,9 @@ def scan_read(
     source: Positional[Any], rows: Rows, carry: Any, body: BodyFn, unroll: int | bool
 ) -> tuple[Any, Any]:
     """Runs `body` over batches whose rows are known."""
-    lanes = source.traits.lanes
 
     def one(carry: Any, each: Rows) -> tuple[Any, Any]:
-        values, mask = source._read(each.replaced(key=rows.key))
-        mask = jnp.ones(lanes, jnp.bool_) if mask is None else mask
+        values, mask = read_step(source, each.replaced(key=rows.key))
         return body(carry, *placed(source.traits, values, mask))
 
     return lax.scan(one, carry, rows.without_key, unroll=unroll)

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from ...base.spec import Spec
+from ...device.placement import put_words
 from ...device.transfer import sent, to_device, to_host
 from ...order.position import Remainder
 from ...pipeline.execute import moved, stripped
@@ -48,6 +49,9 @@ def scan_host(
     if source._iterators is not None:
         source._iterators.adopt(state.bookmark)
     light, pieces, running = stripped(source), [], deque()
+    share, placement = source._share, source.traits.placement
+    given = sent if share is None else lambda rows: share.rows(rows, 1)
+    light = light if share is None else placement.replicated(light)
     # The smaller chunk, if any, comes first: it is read sooner, and others are read meanwhile.
     plan = ((0, 1, rest), (rest, whole, chunk))
     with contextlib.ExitStack() as tracks:
@@ -60,18 +64,19 @@ def scan_host(
                 opened.append((track, count, each))
         for track, count, each in opened:
             for number in range(count):
-                carry, outputs = program(light, sent(track.take(number)), carry)
+                carry, outputs = program(light, given(track.take(number)), carry)
                 done(each)
                 pieces.append(outputs)
                 running.append((carry, outputs))
                 if len(running) > 2:
                     jax.block_until_ready(running.popleft())
     if not pieces:
-        rows, _ = source._plan.rows_for(to_host(state.words), 1)
+        rows, _ = source._plan.rows_for(to_host(state.words), 1, source._lanes_here)
         rows = jax.tree.map(lambda x: x[:0], source._fetch(source._route(rows)))
-        carry, outputs = program(light, sent(rows), carry)
+        carry, outputs = program(light, given(rows), carry)
         pieces.append(outputs)
-    return moved(source, state, to_device(walk.words_at(steps))), carry, joined(pieces)
+    words = put_words(walk.words_at(steps), placement)
+    return moved(source, state, words), carry, joined(pieces)
 
 
 def _track(source: Any, words: Any, count: int, each: int, remainder: Remainder | None) -> Any:

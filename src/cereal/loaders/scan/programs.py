@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from ...base.capture import eager
+from ...device.placement import is_spread
 from ...functions.compiled import Latest, TracedAgain, compiled, compiled_once, kind_of
 from ...functions.meaning import trace, tracing_context
 from ...functions.unchanged import Proof, proof_of
@@ -48,7 +49,9 @@ def program(name: Hashable, body: Body, run: Callable[..., Any]) -> Callable[...
 
     `name` is everything else that `run` depends on.
     """
-    if len(body.functions) > 1 or not jax.sharding.get_abstract_mesh().empty:
+    placement = body.source.traits.placement
+    explicit = is_spread(placement) and placement.explicit
+    if len(body.functions) > 1 or explicit or not jax.sharding.get_abstract_mesh().empty:
         # Feedback gets the state that the scan carries; and with explicit axes of a mesh, types
         # depend on the code around the body. So the whole program is traced, not only the body.
         return TracedAgain(partial(run, body.fn))

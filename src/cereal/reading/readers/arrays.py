@@ -79,13 +79,38 @@ class ArraysReader(TakeReader):
     names: Sequence[str]  # of the arrays, in errors
     structure: Structure  # with the index, if it is added
     index_at: int | None = None  # the place of the index among the leaves
+    cuts: Any = None  # for each array, slices of the axes of a row (None: whole rows)
+
+    def narrowed(self, parts: Any) -> Any:
+        own = [part for at, part in enumerate(parts) if at != self.index_at]
+        cuts = [_as_slices(part) for part in own]
+        whole = any(cut is None and part is not None for cut, part in zip(cuts, own, strict=True))
+        return None if whole else dataclasses.replace(self, cuts=cuts)
+
+    def _views(self) -> list[np.ndarray]:
+        """The arrays; if only parts of rows are wanted, views of these parts."""
+        if self.cuts is None:
+            return self.arrays.leaves
+        pairs = zip(self.arrays.leaves, self.cuts, strict=True)
+        return [leaf if cut is None else leaf[(slice(None), *cut)] for leaf, cut in pairs]
 
     def take(self, indices: np.ndarray) -> list[np.ndarray]:
-        named = zip(self.arrays.leaves, self.names, strict=True)
+        named = zip(self._views(), self.names, strict=True)
         found = [take_rows(leaf, indices, name) for leaf, name in named]
         if self.index_at is not None:
             found.insert(self.index_at, indices.astype(np.int32))
         return found
+
+
+def _as_slices(part: Any) -> Any:
+    """Sorted indices of each axis as slices, None if one of them has gaps."""
+    if part is None:
+        return None
+    if any(kept is not None and kept[-1] - kept[0] + 1 != len(kept) for kept in part):
+        return None
+    return tuple(
+        slice(None) if kept is None else slice(int(kept[0]), int(kept[-1]) + 1) for kept in part
+    )
 
 
 def take_rows(array: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
@@ -108,9 +133,34 @@ class WindowReader(TakeReader):
     structure: Structure
     stride: int
     parts: tuple[int, ...]  # the whole window; or a context and a target
+    cuts: Any = None  # for each leaf, slices of its axes (None: the whole part)
+
+    def narrowed(self, parts: Any) -> Any:
+        cuts = [_as_slices(part) for part in parts]
+        whole = any(cut is None and part is not None for cut, part in zip(cuts, parts, strict=True))
+        return None if whole else dataclasses.replace(self, cuts=cuts)
+
+    def _take_cut(self, starts: np.ndarray) -> list[np.ndarray]:
+        """Parts of windows: each leaf is read by itself."""
+        found, at = [], 0
+        for length, cuts in zip(self.parts, self._cuts_by_part(), strict=True):
+            for leaf, name, cut in zip(self.arrays.leaves, self.names, cuts, strict=True):
+                time, *inner = cut or (slice(None),)
+                begin, end, _ = time.indices(length)
+                view = leaf[(slice(None), *inner)]
+                windows = _all_windows(view, end - begin)[starts + (at + begin)]
+                found.append(narrowed(windows, canonical(leaf.dtype), name))
+            at += length
+        return found
+
+    def _cuts_by_part(self) -> list[list[Any]]:
+        count = len(self.arrays.leaves)
+        return [self.cuts[at : at + count] for at in range(0, len(self.cuts), count)]
 
     def take(self, indices: np.ndarray) -> list[np.ndarray]:
         starts, length = indices.astype(np.int64) * self.stride, sum(self.parts)
+        if self.cuts is not None:
+            return self._take_cut(starts)
         found = []
         for leaf, name in zip(self.arrays.leaves, self.names, strict=True):
             windows = _all_windows(leaf, length)[starts]

@@ -36,6 +36,12 @@ class Reader:
     def labels(self) -> tuple[str, ...]:
         return (self.label,)
 
+    def narrowed(self, parts: Any) -> Any:
+        """The same reader for parts of elements: for each leaf, sorted indices for each of its axes
+        (or None: all). None if it can only read whole elements."""
+        del parts
+        return None
+
     @abstractmethod
     def read(self, rows: Rows) -> ElementBatch:
         """The elements of these rows (one axis), as Python reads them."""

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from ...base.errors import PipelineError
-from ...base.pytree import set_fields
+from ...base.pytree import set_copy, set_fields
 from ...base.spec import Spec
 from ...order.ordering import Order, Sequential, Shuffle, as_order
 from ...order.permutation import MAX_TRACED
@@ -73,6 +73,10 @@ class Routed(OverMembers[T_co]):
     @cached_property
     def _reader(self) -> RoutedReader:
         return RoutedReader(self.store._reader, self.path.traits.masks)
+
+    def _narrow(self, parts: Any) -> Any:
+        store = self.store._narrow(parts)
+        return None if store is None else set_copy(self, store=store)
 
     def _untouched(self, rows: Rows) -> Any:
         return None if self.path.traits.masks else self.store._untouched(rows.below)

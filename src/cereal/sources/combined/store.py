@@ -23,7 +23,7 @@ import numpy as np
 
 from ...base.capture import any_traced, is_concrete
 from ...base.errors import PipelineError
-from ...base.pytree import pytree_dataclass, set_fields, static_field
+from ...base.pytree import pytree_dataclass, set_copy, set_fields, static_field
 from ...base.spec import Spec
 from ...order.ordering import Sequential
 from ...order.permutation import MAX_TRACED
@@ -90,6 +90,10 @@ class Store(OverMembers[Any]):
     def _reader(self) -> StoreReader:
         readers = tuple(base._reader for base in self.bases)
         return StoreReader(readers, self.starts, self.traits.random_stages > 0)
+
+    def _narrow(self, parts: Any) -> Any:
+        base = self.bases[0]._narrow(parts) if len(self.bases) == 1 else None
+        return None if base is None else set_copy(self, bases=(base,))
 
     def _untouched(self, rows: Rows) -> Any:
         return self.bases[0]._untouched(rows.below[0]) if len(self.bases) == 1 else None

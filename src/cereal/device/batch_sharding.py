@@ -1,0 +1,80 @@
+"""Where all arrays of a batch go: one sharding for each, worked out from a loader's `sharding=`."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from ..base.capture import is_traced
+from ..base.spec import Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSharding:
+    """Where the arrays of a batch and its mask go."""
+
+    leaves: tuple[NamedSharding, ...]  # in the order of `jax.tree.leaves`
+    mask: NamedSharding
+    lanes: tuple[int, ...]  # of the batch
+    padded: tuple[int, ...]  # of the arrays: at least as many
+    spec: Spec  # of the arrays
+
+    @property
+    def mesh(self) -> Any:
+        return self.mask.mesh
+
+    @cached_property
+    def device_set(self) -> Any:
+        return self.mask.device_set
+
+    @cached_property
+    def rows(self) -> NamedSharding:
+        """Of arrays that have one number for each lane."""
+        return NamedSharding(self.mesh, PartitionSpec(*self.mask.spec[: len(self.lanes)]))
+
+    @cached_property
+    def everywhere(self) -> NamedSharding:
+        """A whole copy on every device."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @cached_property
+    def explicit(self) -> bool:
+        """Whether the axes of the mesh are part of the types of arrays."""
+        return AxisType.Explicit in self.mesh.axis_types
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether all devices belong to this process."""
+        return self.mask.is_fully_addressable
+
+    def of(self, values: Any) -> Any:
+        """The shardings of a tree of arrays, as a tree."""
+        return jax.tree.unflatten(jax.tree.structure(values), self.leaves)
+
+    def in_words(self) -> str:
+        """As drawings and errors print it: `P('data') over data=4`."""
+        specs = list(dict.fromkeys(str(each.spec) for each in self.leaves))
+        axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
+        return f"{', '.join(specs)} over {axes}"
+
+    def replicated(self, tree: Any) -> Any:
+        """A tree of arrays with a whole copy on every device. Arrays that were put somewhere stay
+        where they are."""
+        return jax.tree.map(self._copied, tree)
+
+    def _copied(self, leaf: Any) -> Any:
+        if is_traced(leaf) or not isinstance(leaf, jax.Array | np.ndarray):
+            return leaf
+        if isinstance(leaf, jax.Array) and leaf.committed and leaf.sharding.device_set:
+            return leaf
+        if self.is_local:
+            return jax.device_put(leaf, self.everywhere)
+        value = np.asarray(leaf)
+        return jax.make_array_from_callback(
+            value.shape, self.everywhere, lambda index: value[index], dtype=value.dtype
+        )

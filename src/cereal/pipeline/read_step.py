@@ -1,0 +1,74 @@
+"""Reads one step inside of a program, and lays the batch out as the loader's `sharding=` says.
+
+    rows, divided by lanes  --gather, stages-->  batch, divided by lanes  --> as `sharding=` says
+
+If the rows are divided first, every device reads only its own lanes, and nothing is sent between
+devices. If the axes of the mesh are explicit, stages run as if they were not (`auto_axes`): users'
+functions need not say where their results go.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
+
+from ..device.batch_sharding import BatchSharding
+from ..device.explicit_axes import explicit_mesh
+from ..device.placement import check_in_program, fitted, is_spread, place_step
+from ..order.rows import Rows
+
+
+def read_step(source: Any, rows: Rows) -> tuple[Any, Any]:
+    """The batch of these rows, and its mask."""
+    placement = source.traits.placement
+    if not is_spread(placement):
+        return _read(source, rows)
+    check_in_program(placement.rows)
+    leaves = jax.tree.leaves((source, rows))
+    if not placement.explicit or explicit_mesh(*leaves) is None:
+        rows = _divided(_without_padding(rows, placement), placement)
+        return place_step(*_read(source, rows), placement)
+    places = (placement.leaves, placement.mask)
+
+    def read(source: Any, rows: Rows) -> tuple[Any, Any]:
+        rows = _divided(_without_padding(rows, placement), placement, bare=True)
+        values, mask = _read(source, rows)
+        return tuple(jax.tree.leaves(values)), mask
+
+    run: Any = jax.sharding.auto_axes(read, out_sharding=places)
+    values, mask = run(source, rows)
+    return jax.tree.unflatten(placement.spec.structure, values), mask
+
+
+def _read(source: Any, rows: Rows) -> tuple[Any, Any]:
+    values, mask = source._read(rows)
+    return values, jnp.ones(source.traits.lanes, jnp.bool_) if mask is None else mask
+
+
+def _divided(rows: Rows, placement: BatchSharding, *, bare: bool = False) -> Rows:
+    """The rows with their lanes divided over the mesh; `bare`: inside of `auto_axes`."""
+    if placement.padded != placement.lanes or rows.index.shape != placement.lanes:
+        return rows
+    auto = all(kind != AxisType.Explicit for kind in placement.mesh.axis_types)
+    if not auto and not bare:
+        return rows
+
+    def divide(x: Any) -> Any:
+        sharding = fitted(placement.rows, x.ndim)
+        spec = PartitionSpec(*sharding.spec)
+        return jax.lax.with_sharding_constraint(x, spec if bare else sharding)
+
+    return rows.map(divide)
+
+
+def _without_padding(rows: Rows, placement: BatchSharding) -> Rows:
+    """The lanes of the batch alone: stages are given as many as without a mesh."""
+    count = len(placement.lanes)
+    if placement.padded == placement.lanes or rows.index.shape[-count:] != placement.padded:
+        return rows
+    extra = rows.index.ndim - count
+    at = (slice(None),) * extra + tuple(slice(0, n) for n in placement.lanes)
+    return rows[at]
