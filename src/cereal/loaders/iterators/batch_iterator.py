@@ -40,6 +40,8 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
     # The key and the epoch that it begins with, if it is to run that epoch from beginning to end
     # and the batches depend on the key; otherwise None.
     began: tuple[Key, int] | None = None
+    together: Any = None  # what the processes of a job do together
+    _begun_together, _step = False, 0
 
     def __init__(self) -> None:
         # Two locks, both used by `with`, so that no interrupt leaves them locked. Other threads
@@ -66,7 +68,23 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
         with self._turn:
             self._refuse_if_busy()
             with self._busy:
+                if self.together is not None and self.together.needed:
+                    return self._advance_together()
                 return self._advance()
+
+    def _advance_together(self) -> tuple[T, Mask]:
+        """The same, where several processes make one batch."""
+        if not self._begun_together:
+            self.together.begin(self._position())
+            self._begun_together, self._step = True, 0
+        pair = self._advance()
+        self.together.made(self._step, *pair)
+        self._step += 1
+        return pair
+
+    def _position(self) -> Any:
+        """Numbers that say where it is; None if there are none."""
+        return None
 
     def _refuse_if_busy(self) -> None:
         if self._busy.locked():
@@ -124,7 +142,7 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
             self._refuse_if_busy()
             with self._busy:
                 self._set_state(state)
-                self._ended = False
+                self._ended = self._begun_together = False
 
     @abstractmethod
     def _state_now(self) -> Any:

@@ -86,6 +86,11 @@ class WalkingIterator(BatchIterator[T]):
             later = 0 if self._steps is not None else (self._epochs or 1) - 1
             self._learnt.ended(key, epoch + later)
 
+    def _position(self) -> Any:
+        walk = self._walk
+        total = -1 if walk.total is None else walk.total
+        return (*walk.words_at(walk.handed).tolist(), total)
+
     def _state_now(self) -> PipelineState:
         walk = self._walk
         words = put_words(walk.words_at(walk.handed), self._source.traits.placement)
