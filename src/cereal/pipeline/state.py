@@ -26,7 +26,7 @@ class Fingerprint(NamedTuple):
     """
 
     length: int
-    ordering: Identity  # a string, in states that version 0.1.0 wrote
+    ordering: Identity | str  # text in states of version 0.1.0, and in dicts of `get_state()`
     random_stages: int
 
 
@@ -169,13 +169,18 @@ def check_state(state: Any, fingerprint: Fingerprint) -> None:
     """Refuses states of other pipelines; the error names what differs."""
     if not isinstance(state, PipelineState):
         refuse_key(state)
-        raise StateError(
-            f"{_NO_STATE}, got {type(state).__name__}; write `state = loader.init_state(key)`."
-        )
+        write = "write `state = loader.init_state(key)`"
+        if isinstance(state, dict):
+            write = "for a dict that `get_state()` gave, write `batches.set_state(saved)`"
+        raise StateError(f"{_NO_STATE}, got {type(state).__name__}; {write}.")
     words = state.words
     if words.shape != _SHAPE or words.dtype != _DTYPE:
         _refuse_words(words)
-    theirs = state.fingerprint
+    check_fingerprint(state.fingerprint, fingerprint)
+
+
+def check_fingerprint(theirs: Fingerprint, fingerprint: Fingerprint) -> None:
+    """Refuses the fingerprint of another pipeline; the error names what differs."""
     if theirs is fingerprint or theirs == fingerprint:
         return
     has, wants = [], []
