@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.loaders import training
 
+pytestmark = pytest.mark.usefixtures("orbax_threads_end")
 ROOT = Path(__file__).parents[2]
 STEPS, BATCH = 16, 4  # more than an epoch
 

@@ -27,6 +27,7 @@ from cereal import (
 )
 from cereal.testing import assert_same
 
+pytestmark = pytest.mark.usefixtures("orbax_threads_end")
 N = 22
 PARAMS = {"w": jnp.arange(3.0), "b": jnp.zeros(2)}
 
