@@ -126,6 +126,23 @@ def test_the_batch_size_and_the_workers_may_change(manager: ocp.CheckpointManage
     np.testing.assert_array_equal(after, expected)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_devices_may_change(devices: int, manager: ocp.CheckpointManager) -> None:
+    def over(count: int) -> DataLoader[Any]:
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:count]), "batch")
+        spread = jax.NamedSharding(mesh, jax.P("batch"))
+        source = ArraySampleSource(np.arange(float(N)), ordering="shuffle")
+        return DataLoader([source, BatchTransform(4), cereal.DevicePutTransform(spread)])
+
+    batches = begun(over(4), 3, steps=2)
+    save(manager, 2, ocp.args.JsonSave(batches.get_state()))
+    rest = begun(over(devices), 0)
+    rest.set_state(restored(manager, ocp.args.JsonRestore()))
+    assert len(next(rest)[0].devices()) == devices
+    assert len(next(batches)[0].devices()) == 4
+    assert_same(taken(rest, 8), taken(batches, 8), "the rest")
+
+
 def test_another_pipeline_refuses_what_was_restored(manager: ocp.CheckpointManager) -> None:
     save(manager, 2, ocp.args.JsonSave(begun(memory(), 3, steps=2).get_state()))
     with pytest.raises(cereal.StateError, match="it has length=22, this one has length=30"):
