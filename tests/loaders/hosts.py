@@ -39,7 +39,7 @@ def main(rank: int, hosts: int, port: int, folder: Path) -> None:
             data = ocp.args.JsonSave(batches.get_state())
             manager.save(0, args=ocp.args.Composite(model=ocp.args.StandardSave(model), data=data))
             manager.wait_until_finished()
-        v1.save_checkpointables(folder / "v1", {"model": model, "data": batches})
+        v1.save_checkpointables(str(folder / "v1"), {"model": model, "data": batches})
 
 
 if __name__ == "__main__":
