@@ -26,7 +26,7 @@ from cereal import (
     RangeSource,
     SliceSource,
 )
-from cereal.pipeline.elements import FEW
+from cereal.cache.elements import FEW
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -32,7 +32,7 @@ from cereal import (
     SliceSource,
     WindowSource,
 )
-from cereal.pipeline.elements import FEW
+from cereal.cache.elements import FEW
 from cereal.pipeline.host_source import HostData, HostIndexed, living
 
 N = 64
@@ -133,7 +133,7 @@ CHILD = """
 import sys
 import jax, numpy as np
 import cereal
-from cereal.pipeline.elements import FEW
+from cereal.cache.elements import FEW
 from cereal.pipeline.host_source import HostData, HostIndexed, living
 from cereal.cache import store as cache_store
 

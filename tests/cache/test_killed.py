@@ -15,7 +15,7 @@ import pytest
 from cereal import BatchTransform, CacheTransform, DataLoader, HostMapTransform, RangeSource
 from cereal.cache import pace as cache_pace
 from cereal.cache import store as cache_store
-from cereal.pipeline.elements import FEW
+from cereal.cache.elements import FEW
 
 N = 120
 CHILD = """

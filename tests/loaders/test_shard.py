@@ -46,8 +46,8 @@ ON_HOST = [HostMapTransform(lambda b: {**b, "x": b["x"] - b["y"].max()})]
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("stages", ["alone", "before"])
 def test_parts_make_the_batch(name: str, stages: str, count: int) -> None:
-    rule = {"pad_last_batch": True}
-    batch = [BatchTransform(7 if count > 1 else 8, **rule)]
+
+    batch = [BatchTransform(7 if count > 1 else 8, pad_last_batch=True)]
     made = [*ALONE, *batch] if stages == "before" else [*batch, *ALONE]
     whole = DataLoader([SOURCES[name](), *made])
     parts = [DataLoader([SOURCES[name](), *made], shard=(k, count)) for k in range(count)]

@@ -15,8 +15,8 @@ from tests.functions.programs import gone, spread
 
 import cereal
 from cereal import BatchTransform, DataLoader
-from cereal.pipeline import elements
-from cereal.pipeline.elements import chunks_of, read_elements
+from cereal.cache import elements
+from cereal.cache.elements import chunks_of, read_elements
 from cereal.pipeline.host_source import HostData, HostIndexed, living
 from cereal.testing import assert_same, check_loader, check_resume, check_source
 

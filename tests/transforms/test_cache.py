@@ -29,7 +29,7 @@ from cereal import (
     RangeSource,
     SliceSource,
 )
-from cereal.pipeline import elements
+from cereal.cache import elements
 from cereal.pipeline.host_source import HostData, HostIndexed, living
 from cereal.testing import assert_same, check_loader, check_resume, check_source
 

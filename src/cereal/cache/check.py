@@ -30,8 +30,8 @@ from ..base.spec import Spec
 from ..host.cpus import usable_cpus
 from ..host.host_data import HostData, host_data_in
 from ..order.rows import Rows
-from ..pipeline.elements import FEW, few_of, few_true, read_elements, read_fetched_elements
 from ..pipeline.positional import IndexedSource
+from .elements import FEW, few_of, few_true, read_elements, read_fetched_elements
 
 Leaves = list[np.ndarray]
 _FEW_ROUNDED = 0.02

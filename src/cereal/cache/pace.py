@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from ..order.rows import Rows, routed_at
-from ..pipeline.elements import chunks_of
 from ..pipeline.positional import IndexedSource
+from .elements import chunks_of
 
 _SECONDS = 1.0
 _FIRST_PIECE, _FIRST_CHUNK = 4, 256

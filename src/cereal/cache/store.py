@@ -17,10 +17,10 @@ from ..base.errors import PipelineError
 from ..base.spec import Spec
 from ..host.settings import current_settings
 from ..order.rows import Rows
-from ..pipeline.elements import read_fetched_elements
 from ..pipeline.positional import IndexedSource
 from ..reading.read_context import ReadContext, raise_it, read_context, use_read_context
 from .check import Check, Keeps
+from .elements import read_fetched_elements
 from .files import create, open_files, save
 from .name import Named, name_of
 from .pace import Pace

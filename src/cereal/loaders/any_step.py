@@ -9,11 +9,11 @@ import numpy as np
 
 from ..base.errors import UsageError
 from ..base.numbers import as_count
+from ..cache.elements import read_one
 from ..device.placement import is_spread, layout, put_words
 from ..device.transfer import to_host
 from ..functions.traced_stage import current
 from ..order.position import starts
-from ..pipeline.elements import read_one
 from ..pipeline.pipeline import elements_of
 from ..pipeline.positional import Positional
 from ..pipeline.state import PipelineState, key_words, make_words

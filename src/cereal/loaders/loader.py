@@ -89,12 +89,12 @@ class DataLoader(Generic[T]):
             faster. Processes are for Python code that computes. They need functions and data that
             pickle (lambdas and classes of a script or notebook do), and see changes of what these
             refer to when the next iteration begins. What they read is the same, bit by bit.
-        sharding: A NamedSharding, a tree of them, `(mesh, "data")` or `(mesh, specs)`. Batches are
-            global arrays; each process reads only what its devices need (docs/many-hosts.md).
+        sharding: A NamedSharding, a tree of them, `(mesh, "data")` or `(mesh, specs)`: batches are
+            global arrays, and each process reads only what its devices need. Default: None.
         shard: `(index, count)`: one of equal parts of every batch, without a mesh; "jax": one part
-            for each process of JAX.
-        check_replicas: With `sharding=`: one of every so many batches of `iterate` and `next_batch`
-            is compared between processes that should hold the same rows.
+            for each process of JAX. Default: None, whole batches.
+        check_replicas: How often processes that should hold the same rows compare a batch: one of
+            so many of `iterate` and `next_batch`. Default: None, never.
     """
 
     raises_unseen: ClassVar[bool] = True

@@ -14,13 +14,13 @@ from ..base.capture import any_traced
 from ..base.errors import PipelineError
 from ..base.pytree import pytree_dataclass, set_fields, static_field
 from ..base.spec import Spec
+from ..cache.elements import chunks_of, read_elements
 from ..cache.name import Named, check_version
 from ..cache.store import CacheStore
 from ..device.explicit_axes import explicit_mesh
 from ..host.element_spec import check_arrays
 from ..order.ordering import Order
 from ..order.permutation import MAX_TRACED
-from ..pipeline.elements import chunks_of, read_elements
 from ..pipeline.host_source import HostIndexed, TreeReader
 from ..pipeline.positional import IndexedSource
 from ..pipeline.source import Source

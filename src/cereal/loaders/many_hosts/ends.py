@@ -51,7 +51,7 @@ def agreed_end(end: int | None, over: bool, has: int, placement: Any) -> Ends | 
     """Where the iterators end, if an epoch is `over` in one of the processes. `end` is where that
     of this process ends, if it is known; it `has` so many elements at least."""
     if not is_spread(placement) or placement.is_local:
-        return Ends({0: (end, has)}) if over else None
+        return Ends({0: (end, end or 0)}) if over else None
     numbers = [_NONE if end is None else end, has if end is None else end]
     words = [word for number in numbers for word in (number >> 32, number & 0xFFFF_FFFF)]
     found = exchange(np.array([*words, over], np.uint32), placement.mesh)

@@ -14,11 +14,11 @@ from ...base.atomic import write_atomically
 from ...base.capture import any_traced, staging
 from ...base.errors import PipelineError, UsageError
 from ...base.paths import as_path
+from ...cache.elements import chunks_of, few_true, read_elements
 from ...cache.name import Named, check_version, name_of
 from ...functions.compiled import TracedAgain
 from ...functions.function import Function, as_decision, as_function
 from ...functions.traced_stage import current
-from ...pipeline.elements import chunks_of, few_true, read_elements
 from ...pipeline.source import Source
 from .routed import check_part, count_of
 from .slice import SliceSource

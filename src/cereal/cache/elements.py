@@ -11,9 +11,9 @@ import numpy as np
 from ..base.errors import UsageError
 from ..base.spec import Spec
 from ..order.rows import Rows, routed_at
+from ..pipeline.execute import read_fetched, read_rows
+from ..pipeline.positional import IndexedSource
 from ..reading.read_context import SKIPPED
-from .execute import read_fetched, read_rows
-from .positional import IndexedSource
 
 _MOST_BYTES = 16 * 2**20
 _MOST_PROGRAMS = 4

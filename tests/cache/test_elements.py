@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import cereal
-from cereal.pipeline import elements
-from cereal.pipeline.elements import FEW, chunks_of, few_of, few_true, read_elements
+from cereal.cache import elements
+from cereal.cache.elements import FEW, chunks_of, few_of, few_true, read_elements
 from cereal.testing import assert_same
 
 DATA = {"x": np.arange(80, dtype=np.float32).reshape(40, 2), "y": np.arange(40) % 3 == 0}
