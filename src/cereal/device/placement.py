@@ -220,7 +220,9 @@ def joining(state: Any, placement: Any) -> Any:
     everywhere = NamedSharding(placement.mesh, PartitionSpec())
 
     def put(leaf: Any) -> Any:
-        moves = is_concrete(leaf) and (leaf.is_fully_replicated or not leaf.committed)
+        if not is_concrete(leaf) or leaf.sharding == everywhere:
+            return leaf
+        moves = leaf.is_fully_replicated or not leaf.committed
         return jax.device_put(leaf, everywhere) if moves else leaf
 
     return jax.tree.map(put, state)

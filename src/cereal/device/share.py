@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..base.fitting import canonical
 from ..base.spec import Spec
 from .batch_sharding import BatchSharding
 from .placement import fitted
@@ -120,6 +121,7 @@ class Share:
         outer = 1 if self._outer else 0
 
         def spread(x: np.ndarray) -> jax.Array:
+            x = x.astype(canonical(x.dtype), copy=False)  # a long index: `high` has its upper bits
             rest = x.shape[lead + outer :]
             shape = self._whole((*self.placement.lanes[: len(self._outer)], *rest))
             return self._array(x, shape, self._by_lanes(shape), None, lead=lead)

@@ -22,7 +22,14 @@ from ..base.errors import UsageError
 from ..base.numbers import as_count
 from ..base.spec import Spec
 from ..device.masks import FullMasks
-from ..device.placement import check_callbacks, is_spread, layout, place_step, refuse_unmapped
+from ..device.placement import (
+    check_callbacks,
+    is_spread,
+    joining,
+    layout,
+    place_step,
+    refuse_unmapped,
+)
 from ..device.placement import place as place
 from ..device.transfer import hand_over, sent, to_device, to_host
 from ..functions.traced_stage import current
@@ -46,7 +53,8 @@ def _in_program(source: Source[Any], state: Any, n: int | None) -> tuple[Any, An
     placement = source.traits.placement
     if is_spread(placement):  # all at once, since a process cannot move arrays of other processes
         values, mask = place_step(values, mask, placement, 0 if n is None else 1)
-        state = place(state, placement.everywhere)
+        if isinstance(state, PipelineState):  # every process reads the words
+            state = state.replaced(place(state.words, placement.everywhere))
     return values, mask, state
 
 
@@ -228,6 +236,8 @@ def run(source: Source[Any], state: Any, n: int | None = None) -> tuple[Any, Any
     traits = source.traits
     if traits.host:
         raise_kept((identity_on_host(source),))
+    if is_spread(traits.placement):
+        state = joining(state, traits.placement)
     step: Any = _on_host if traits.host and eager() else _in_program
     if not traits.callbacks:
         try:
