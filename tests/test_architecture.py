@@ -108,6 +108,7 @@ PUBLIC = [
     "jit",
     "kfold",
     "masked_mean",
+    "mesh",
     "pad_collate",
     "preview",
     "pytree_dataclass",
