@@ -24,13 +24,13 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def losses_in(printed: str) -> list[float]:
-    (line,) = re.findall(r"^losses, every fifth: (.*)$", printed, re.MULTILINE)
+    (line,) = re.findall(r"losses, every fifth: ([\d. ]+)\n", printed)
     return [float(each) for each in line.split()]
 
 
 def shares_in(printed: str) -> list[int]:
-    """How many windows of a batch each process has."""
-    found = re.findall(r"process (\d) of \d.*: (\d+) of 32 windows", printed)
+    """How many windows of a batch each process has. (Gloo may print into their lines.)"""
+    found = re.findall(r"process (\d) of \d, \d devices of the mesh {.*?}: (\d+) of 32", printed)
     return [int(count) for _, count in sorted(found)]
 
 
