@@ -23,6 +23,7 @@ class BatchSharding:
     lanes: tuple[int, ...]  # of the batch
     padded: tuple[int, ...]  # of the arrays: at least as many
     spec: Spec  # of the arrays
+    check_replicas: int | None = None  # how often processes compare rows that they share
 
     @property
     def mesh(self) -> Any:

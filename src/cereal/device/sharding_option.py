@@ -28,7 +28,7 @@ _OWNER = "DataLoader: `sharding`"
 _WRITE = "write `sharding=NamedSharding(mesh, P('data'))` or `sharding=(mesh, 'data')`"
 
 
-def batch_sharding(given: Any, source: Any) -> BatchSharding:
+def batch_sharding(given: Any, source: Any, check_replicas: int | None = None) -> BatchSharding:
     """What `sharding=` means for the batches of a pipeline; an error if it does not fit them."""
     traits, spec = source.traits, Spec(source.element_spec())
     leaves = _for_leaves(_with_mesh(given), spec)
@@ -47,7 +47,7 @@ def batch_sharding(given: Any, source: Any) -> BatchSharding:
     made = Spec(jax.tree.unflatten(spec.structure, shapes))
     for sharding, leaf in zip(leaves, made.leaves, strict=True):
         _check_divides(sharding, leaf)
-    return BatchSharding(leaves, mask, traits.lanes, padded, made)
+    return BatchSharding(leaves, mask, traits.lanes, padded, made, check_replicas)
 
 
 def _with_lanes(
@@ -168,9 +168,10 @@ def _check_mesh(leaves: tuple[NamedSharding, ...]) -> None:
 
 def _mask_sharding(leaves: Any, spec: Spec, traits: Any) -> NamedSharding:
     """As the batch axes of the first array that is spread over them."""
-    axes, shape = len(traits.lanes), traits.mask_shape
+    shape = traits.mask_shape
+    axes = len(traits.lanes) if shape[: len(traits.lanes)] == traits.lanes else len(shape)
     for sharding, leaf in zip(leaves, spec.leaves, strict=True):
-        if leaf.shape[:axes] == traits.lanes and any(sharding.spec[:axes]):
+        if leaf.shape[:axes] == shape[:axes] and any(sharding.spec[:axes]):
             more = leaf.shape[: len(shape)] == shape  # a finer mask goes with the array it is for
             kept = sharding.spec[: len(shape) if more else axes]
             return NamedSharding(sharding.mesh, PartitionSpec(*kept))

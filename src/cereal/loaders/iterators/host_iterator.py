@@ -23,7 +23,7 @@ from ...host.host_data import identity_on_host
 from ...pipeline.execute import Delivery, moved
 from ...pipeline.source import Mask
 from ...pipeline.state import PipelineState
-from ...pipeline.walk import Walk
+from ...pipeline.walk import Key, Walk
 from .iterator import WalkingIterator
 
 T = TypeVar("T")
@@ -148,6 +148,10 @@ class HostIterator(WalkingIterator[T]):
     def _state_now(self) -> PipelineState:
         state = super()._state_now()
         return moved(self._source, state, state.words)
+
+    def _bookmark_at(self, key: Key, epoch: int, offset: int) -> Any:
+        iterators = self._source._iterators
+        return None if iterators is None else iterators.bookmark_at(key, epoch, offset)
 
     @property
     def skipped(self) -> int:
