@@ -53,6 +53,11 @@ class BatchSharding:
         """Whether all devices belong to this process."""
         return self.mask.is_fully_addressable
 
+    @cached_property
+    def is_here(self) -> bool:
+        """Whether some of the devices belong to this process."""
+        return bool(self.mask.addressable_devices)
+
     def of(self, values: Any) -> Any:
         """The shardings of a tree of arrays, as a tree."""
         return jax.tree.unflatten(jax.tree.structure(values), self.leaves)

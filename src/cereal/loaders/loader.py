@@ -30,11 +30,11 @@ from .flax_states import enter_into_flax
 from .iterators.batch_iterator import BatchIterator
 from .iterators.iterate import iterator_over, refuse_positional, refuse_random, refuse_traced
 from .iterators.learnt import Learnt
+from .many_hosts.spreading import Together, divided
 from .next_batch import NextBatch
 from .policy_slot import get_policy_state, set_policy_state
 from .scan.epoch_scan import check_body
 from .scan.scan_epoch import scan_epoch
-from .spreading import Together, divided
 
 T = TypeVar("T")
 Carry = TypeVar("Carry")

@@ -6,13 +6,12 @@ from typing import Any, Generic, TypeVar
 
 from ..base.capture import eager, is_concrete
 from ..base.errors import UsageError
-from ..device.transfer import to_host
 from ..pipeline.execute import run
 from ..pipeline.positional import Positional
 from ..pipeline.source import Mask, Source
 from ..pipeline.state import PipelineState, check_state, check_within, host_words
 from .flax_states import enter_into_flax
-from .spreading import Together
+from .many_hosts.spreading import Together
 
 T = TypeVar("T")
 _MISSING = object()
@@ -51,7 +50,7 @@ class NextBatch(Generic[T]):
     def _with_others(self, state: Any) -> tuple[T, Any, Mask]:
         """The same, where several processes make one batch."""
         if self._step == 0:
-            self._together.begin(to_host(state.words) if isinstance(state, PipelineState) else None)
+            self._together.begin(repr(state) if isinstance(state, PipelineState) else "")
         batch, mask, state = run(self._source, state)
         self._together.made(self._step, batch, mask)
         self._step += 1

@@ -83,9 +83,9 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
         self._step += 1
         return pair
 
-    def _position(self) -> Any:
-        """Numbers that say where it is; None if there are none."""
-        return None
+    def _position(self) -> str:
+        """Words that say where it is, if it knows."""
+        return ""
 
     def _refuse_if_busy(self) -> None:
         if self._busy.locked():

@@ -88,10 +88,9 @@ class WalkingIterator(BatchIterator[T]):
             later = 0 if self._steps is not None else (self._epochs or 1) - 1
             self._learnt.ended(key, epoch + later)
 
-    def _position(self) -> Any:
-        walk = self._walk
-        total = -1 if walk.total is None else walk.total
-        return (*walk.words_at(walk.handed).tolist(), total)
+    def _position(self) -> str:
+        epoch, offset = self._walk.at(self._walk.handed)
+        return f"key {self._walk.key}, epoch {epoch}, element {offset}, {self._left} steps to go"
 
     def _state_now(self) -> PipelineState:
         walk = self._walk

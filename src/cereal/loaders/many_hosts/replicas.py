@@ -15,12 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..base.errors import CerealError
-from ..device.exchange import exchange
-
-
-class ReplicaError(CerealError, RuntimeError):
-    """Processes that should hold the same rows hold different ones."""
+from ...base.errors import ReplicaError
+from ...device.exchange import exchange
 
 
 class ReplicaCheck:

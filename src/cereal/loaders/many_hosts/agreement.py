@@ -14,13 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..base.errors import PipelineError
-from ..base.identity import in_words
-from ..base.spec import format_spec
-from ..device.exchange import exchange
-from ..device.placement import is_spread
-from ..pipeline.positional import Positional
-from .drawing import draw
+from ...base.errors import PipelineError
+from ...base.identity import in_words
+from ...base.spec import format_spec
+from ...device.exchange import exchange
+from ...device.placement import is_spread
+from ...pipeline.pipeline import root_of
+from ...pipeline.positional import Positional
+from ..drawing import lines_of
 
 _MOST_BYTES = 256 * 2**20
 _PIECES, _PIECE = 64, 1 << 20
@@ -37,34 +38,22 @@ class Agreement:
     def needed(self) -> bool:
         return is_spread(self._placement) and not self._placement.is_local
 
-    def check(self, words: Any) -> None:
-        """Compares the loaders, and the words of the state that the next step begins with.
+    def check(self, where: str | None) -> None:
+        """Compares the loaders, and where the next step begins, in words.
 
-        Words of None: only the loaders, and only once.
+        None: only the loaders, and only once.
         """
-        if not self.needed or (words is None and self._agreed):
+        if not self.needed or (where is None and self._agreed):
             return
-        words = () if words is None else tuple(np.asarray(words).reshape(-1).tolist())
-        parts = {**self._parts, "the state that it begins with": str(words)}
+        parts = {**self._parts, "the position that it begins at": str(where)}
         found = exchange(np.stack([_digest(text) for text in parts.values()]), self._placement.mesh)
         first = min(found, default=0)
         for process in sorted(found):
             same = (found[process] == found[first]).all(axis=1)
             if not same.all():
                 differ = [name for name, equal in zip(parts, same, strict=True) if not equal]
-                raise PipelineError(self._message(process, first, differ, words))
+                raise PipelineError(_message(process, first, differ, parts))
         self._agreed = True
-
-    def _message(self, process: int, first: int, differ: list[str], words: Any) -> str:
-        here = ", ".join(f"{name}: {self._said(name, words)}" for name in differ)
-        return (
-            f"processes {first} and {process} do not have the same loader: they differ in "
-            f"{' and '.join(differ)}. All processes must build the same pipeline over the same "
-            f"data, and begin at the same state. In this process, {jax.process_index()}: {here}"
-        )
-
-    def _said(self, name: str, words: Any) -> str:
-        return str(self._parts.get(name, words))
 
     @cached_property
     def _parts(self) -> dict[str, str]:
@@ -72,7 +61,7 @@ class Agreement:
         traits = source.traits
         devices = [int(device.id) for device in placement.mesh.devices.ravel()]
         parts = {
-            "the stages": draw(source),
+            "the stages": "\n".join(map(_stage, lines_of(source))),
             "the batches": f"{format_spec(source.element_spec())}, {traits.lanes}, "
             f"{traits.remainder}",
             "`sharding=`": f"{placement.in_words()}, devices {devices}",
@@ -83,6 +72,23 @@ class Agreement:
             length, order, random_stages = source._fingerprint
             parts["the order"] = f"{length} elements, {in_words(order)}, {random_stages} random"
         return parts
+
+
+def _message(process: int, first: int, differ: list[str], parts: dict[str, str]) -> str:
+    here = "\n".join(f"{name}: {parts[name]}" for name in differ)
+    return (
+        f"processes {first} and {process} do not have the same loader: they differ in "
+        f"{' and '.join(differ)}. All processes must build the same pipeline over the same data, "
+        f"and begin at the same state. In this process, which is number {jax.process_index()}:\n"
+        f"{here}"
+    )
+
+
+def _stage(line: Any) -> str:
+    """A stage and what it gives. Of a source only its type: hosts may keep files in other places."""
+    label = line.of._label
+    label = label.partition("(")[0] if line.of is root_of(line.source) else label
+    return f"{label}: {format_spec(line.source.element_spec())}"
 
 
 def _digest(text: str) -> np.ndarray:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..base.errors import PipelineError
-from ..base.numbers import as_optional_count
-from ..device.placement import in_words
-from ..device.sharding_option import batch_sharding
-from ..functions.traced_stage import with_arrays
-from ..pipeline.source import Source
-from ..transforms.spread import SpreadTransform
+from ...base.errors import PipelineError
+from ...base.numbers import as_optional_count
+from ...device.placement import in_words
+from ...device.sharding_option import batch_sharding
+from ...functions.traced_stage import with_arrays
+from ...pipeline.source import Source
+from ...transforms.spread import SpreadTransform
 from .agreement import Agreement
 from .replicas import ReplicaCheck
 from .shards import take_shard
@@ -55,10 +55,10 @@ class Together:
             self._check = ReplicaCheck(placement)
         self.needed = self._agreement.needed
 
-    def begin(self, words: Any) -> None:
-        """Before the first step of an iteration from a state with these words."""
+    def begin(self, where: str) -> None:
+        """Before the first step of an iteration; `where` says in words from where."""
         if self.needed:
-            self._agreement.check(words)
+            self._agreement.check(where)
 
     def begin_scan(self) -> None:
         """Before a scan; its state is not looked at, since that would wait for the device."""

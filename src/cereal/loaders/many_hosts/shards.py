@@ -11,17 +11,17 @@ from typing import Any
 
 import jax
 
-from ..base.capture import callers_level
-from ..base.errors import OptionWarning, PipelineError
-from ..base.numbers import as_count
-from ..base.pytree import pytree_dataclass, set_copy, static_field
-from ..base.spec import Spec
-from ..functions.traced_stage import TracedStage
-from ..order.rows import Part
-from ..pipeline.pipeline import attach, make_pipeline, parts_of
-from ..pipeline.placed import Batching, Cutting
-from ..pipeline.positional import Positional
-from ..pipeline.source import Source
+from ...base.capture import callers_level
+from ...base.errors import OptionWarning, PipelineError
+from ...base.numbers import as_count
+from ...base.pytree import pytree_dataclass, set_copy, static_field
+from ...base.spec import Spec
+from ...functions.traced_stage import TracedStage
+from ...order.rows import Part
+from ...pipeline.pipeline import attach, make_pipeline, parts_of
+from ...pipeline.placed import Batching, Cutting
+from ...pipeline.positional import Positional
+from ...pipeline.source import Source
 
 _WRITE = 'write `shard=(index, count)`, or `shard="jax"` for one part for each process of JAX'
 
