@@ -196,3 +196,35 @@ def refused() -> list[str]:
         _raised(lambda: jax.jit(own)(plain, state, weights)),
         _raised(lambda: jax.jit(lambda s: spread.next_batch(s))(spread.init_state(0))),
     ]
+
+
+def training(log: str, state: str | None, steps: int, pause: float) -> None:
+    """Logs a digest of each global batch; process 0 saves the state every five steps."""
+    import hashlib
+    import json
+    import time
+    from pathlib import Path
+
+    pipeline = [
+        DiskSampleSource(LENGTH, lambda i: {"x": rows()["x"][i]}, ordering="shuffle"),
+        BatchTransform(8),
+        MapTransform(lambda b: {"x": b["x"] + 1}),
+    ]
+    loader = DataLoader(pipeline, sharding=(mesh_of("data"), "data"), workers=1)
+    batches = loader.iterate(loader.init_state(3), epochs=None)
+    step = 0
+    if state is not None and Path(state).exists():
+        saved = json.loads(Path(state).read_text())
+        step = saved["step"]
+        batches.set_state(saved["data"])
+    while step < steps:
+        batch, _ = next(batches)
+        whole = gathered(batch["x"])  # a collective, as a training step has
+        if jax.process_index() == 0:
+            with open(log, "a") as file:
+                file.write(json.dumps([step, hashlib.sha256(whole.tobytes()).hexdigest()]) + "\n")
+        step += 1
+        if state is not None and step % 5 == 0 and jax.process_index() == 0:
+            Path(state).write_text(json.dumps({"step": step, "data": batches.get_state()}))
+        time.sleep(pause)
+    loader.close()

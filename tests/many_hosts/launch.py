@@ -33,7 +33,7 @@ class Job:
     """Processes that run."""
 
     def __init__(self, function: str, processes: int, devices: int, arguments: Any) -> None:
-        port = _free_port()
+        address, given = f"localhost:{_free_port()}", json.dumps(arguments)
         paths = [str(_ROOT / "src"), str(_ROOT), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
@@ -42,11 +42,20 @@ class Job:
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "TF_CPP_MIN_LOG_LEVEL": "2",
         }
-        self.outputs = [tempfile.TemporaryFile("w+") for _ in range(processes)]
+        open_file: Any = tempfile.TemporaryFile
+        self.outputs = [open_file("w+") for _ in range(processes)]
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", __name__, function, f"localhost:{port}", str(processes)]
-                + [str(number), json.dumps(arguments)],
+                [
+                    sys.executable,
+                    "-m",
+                    __name__,
+                    function,
+                    address,
+                    str(processes),
+                    str(number),
+                    given,
+                ],
                 env=environment,
                 cwd=_ROOT,
                 stdout=output,

@@ -157,8 +157,8 @@ class Cutting(Placed):
         def cut(x: Any) -> Any:
             return x if x.shape[: axis + 1] != rows.index.shape else jnp.take(x, taken, axis=axis)
 
-        values = jax.tree.map(cut, values)
-        if mask is None or real.all():
-            return values, None if mask is None else cut(mask)
-        shape = (size, *(1,) * (mask.ndim - axis - 1))
-        return values, cut(mask) & jnp.asarray(real).reshape(shape)
+        mask = jnp.ones(rows.index.shape, jnp.bool_) if mask is None else mask
+        values, mask = jax.tree.map(cut, values), cut(mask)
+        if real.all():
+            return values, mask
+        return values, mask & jnp.asarray(real).reshape(size, *(1,) * (mask.ndim - axis - 1))

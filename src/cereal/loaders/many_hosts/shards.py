@@ -7,7 +7,7 @@ those of a loader without `shard=`: a state may go on with another number of par
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -22,13 +22,16 @@ from ...pipeline.pipeline import attach, make_pipeline, parts_of
 from ...pipeline.placed import Batching, Cutting
 from ...pipeline.positional import Positional
 from ...pipeline.source import Source
+from ...pipeline.traits import StageTraits
 
 _WRITE = 'write `shard=(index, count)`, or `shard="jax"` for one part for each process of JAX'
 
 
 @pytree_dataclass
 class _Cut:
-    """The name of the last stage in drawings."""
+    """The last stage of such a pipeline, in drawings."""
+
+    traits: ClassVar[StageTraits] = StageTraits(light=True)
 
     _label: str = static_field()
 

@@ -1,0 +1,150 @@
+"""What `sharding=`, `shard=` and `check_replicas=` refuse, and what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import cereal
+from cereal import ArraySampleSource, BatchTransform, DataLoader, DevicePutTransform, PipelineError
+
+ROWS = {"x": np.zeros((12, 6), np.float32), "y": np.arange(12)}
+
+
+def mesh_of(*shape: int) -> Mesh:
+    axes = ("data", "model")[: len(shape)]
+    devices = jax.devices()[: int(np.prod(shape))]
+    return jax.make_mesh(shape, axes, axis_types=(AxisType.Auto,) * len(shape), devices=devices)
+
+
+MESH = mesh_of(2, 2)
+NAMED = NamedSharding(MESH, P("data"))
+
+
+def loader_of(sharding: Any, *stages: Any, size: int = 4, **options: Any) -> Any:
+    source = ArraySampleSource(ROWS, ordering="sequential")
+    return DataLoader([source, BatchTransform(size), *stages], sharding=sharding, **options)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "message"),
+    [
+        ((MESH, "rows"), "does not fit the mesh, whose axes are 'data', 'model': .*rows"),
+        ((MESH, {"x": P("data"), "z": P("data")}), r"says nothing about `batch\['y'\]`; it has"),
+        (
+            (MESH, {"x": P("data"), "y": P("data"), "z": P()}),
+            r"has `batch\['z'\]`, and there is no such array in a batch, which is {x: float32",
+        ),
+        (
+            (MESH, {"x": P("data"), "y": P("data", "model")}),
+            r"P\('data', 'model'\) has more axes than `batch\['y'\]`, which is int32\[4\]; leave",
+        ),
+        ((MESH, P(None, ("data", "model"))), r"cannot divide float32\[4,6\]: .*"),
+        ({}, "`sharding` is empty, {}; write"),
+        (
+            P("data"),
+            "a spec alone has no mesh: write `sharding=.mesh, specs.",
+        ),
+        ("data", "got str; for one device add `DevicePutTransform"),
+        (jax.devices()[0], "for one device add `DevicePutTransform"),
+        (MESH, "must be a NamedSharding, a tree of them, or `.mesh, axis.`, got Mesh"),
+        (
+            NamedSharding(AbstractMesh((2, 2), ("data", "model")), P("data")),
+            "its mesh is abstract and has no devices",
+        ),
+        (
+            {"x": NAMED, "y": NamedSharding(mesh_of(2), P("data"))},
+            "the arrays of a batch go to different meshes",
+        ),
+        (NamedSharding(MESH, P("data"), memory_kind="pinned_host"), "'pinned_host' memory; leave"),
+    ],
+)
+def test_shardings_that_do_not_fit(sharding: Any, message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        loader_of(sharding)
+
+
+@pytest.mark.parametrize(("size", "near"), [(7, "6 or 8"), (1, "2")])
+def test_a_batch_that_the_mesh_does_not_divide(size: int, near: str) -> None:
+    message = f"a batch of {size} cannot be divided into 2 equal parts.* that can are {near}"
+    with pytest.raises(PipelineError, match=message):
+        loader_of((MESH, "data"), size=size)
+    source = ArraySampleSource(ROWS, ordering="sequential")
+    padded = DataLoader([source, BatchTransform(size, pad_last_batch=True)], sharding=NAMED)
+    assert next(int(mask.sum()) for _, mask in padded) == size
+
+
+def test_elements_cannot_be_divided() -> None:
+    with pytest.raises(PipelineError, match=r"gives single elements.*add a BatchTransform"):
+        DataLoader(ArraySampleSource(ROWS), sharding=NAMED)
+
+
+def test_one_place_decides_where_batches_go() -> None:
+    with pytest.raises(PipelineError, match=r"and so does the DevicePutTransform to .* leave one"):
+        loader_of(NAMED, DevicePutTransform(jax.devices()[1]))
+    with pytest.raises(PipelineError, match="`shard=` gives local ones; pass one of them"):
+        loader_of(NAMED, shard=(0, 2))
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, "often"])
+def test_check_replicas_must_be_a_count(every: Any) -> None:
+    with pytest.raises(PipelineError, match="check_replicas"):
+        loader_of(NAMED, check_replicas=every)
+
+
+def test_check_replicas_needs_a_mesh() -> None:
+    with pytest.raises(PipelineError, match="share a mesh; pass `sharding=`, too"):
+        loader_of(None, check_replicas=3)
+
+
+@pytest.mark.parametrize(
+    ("shard", "message"),
+    [
+        ((2, 2), r"shard\[0\]"),
+        ((-1, 2), r"shard\[0\]"),
+        ((0, 0), r"shard\[1\]"),
+        (3, 'must be two numbers, got 3; write `shard=.index, count.`, or `shard="jax"`'),
+        ("Jax", "must be two numbers, got 'Jax'"),
+        ((0, 3), "a batch of 4 cannot be divided into 3 equal parts; .* that can are 3 or 6"),
+    ],
+)
+def test_shards_that_do_not_exist(shard: Any, message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        loader_of(None, shard=shard)
+
+
+def test_a_shard_needs_batches() -> None:
+    with pytest.raises(PipelineError, match="gives single elements; add a BatchTransform"):
+        DataLoader(ArraySampleSource(ROWS), shard=(0, 2))
+
+
+def test_one_device_is_a_mesh_of_one() -> None:
+    loader = loader_of(SingleDeviceSharding(jax.devices()[2]))
+    batch, mask = next(iter(loader))
+    assert batch["x"].devices() == mask.devices() == {jax.devices()[2]}
+
+
+def test_a_loader_over_a_global_array_captured_in_shard_map() -> None:
+    data = jax.device_put({"y": np.arange(8)}, NamedSharding(MESH, P("data")))
+    loader = DataLoader([ArraySampleSource(data, ordering="sequential"), BatchTransform(4)])
+
+    def own(state: Any) -> Any:
+        return loader.next_batch(state)[0]["y"]
+
+    mapped = jax.shard_map(own, mesh=MESH, in_specs=P(), out_specs=P(), check_vma=False)
+    with pytest.raises(cereal.UsageError, match="pass the loader as an argument"):
+        jax.jit(mapped)(loader.init_state(0))
+
+
+def test_parameters_elsewhere() -> None:
+    carry = jax.device_put(jnp.float32(0), jax.devices()[3])
+    loader = loader_of(NamedSharding(mesh_of(2), P("data")))
+    message = "`sharding=` puts batches on cpu:0, cpu:1, but `carry` was put on cpu:3; write"
+    with pytest.raises(cereal.UsageError, match=message):
+        loader.scan_epoch(loader.init_state(0), carry, lambda carry, batch, mask: (carry, None))

@@ -1,0 +1,45 @@
+"""Real processes of `jax.distributed`: one global batch, of which each process reads its part."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from tests.many_hosts.launch import launch
+
+JOBS = "tests.many_hosts.jobs:"
+MESHES = ("data", "data x model", "data x seq")
+ALL = list(itertools.product(MESHES, ("function", "arrays"), (False, True), (False, True)))
+
+
+def alike(processes: int, devices: int, **how: Any) -> list[Any]:
+    given = {"explicit": False, "order": "as it is", "size": 8, "stage": False, **how}
+    return launch(JOBS + "all_alike", processes, devices, **given)
+
+
+def test_two_processes_read_half_of_every_batch() -> None:
+    found = alike(2, 2, mesh="data", source="function")
+    assert [each["reads"] for each in found] == [40, 40]  # of 80, in ten steps
+
+
+def test_devices_that_do_not_follow_the_order_of_processes() -> None:
+    found = alike(2, 2, mesh="data", source="function", order="mixed", stage=True, size=10)
+    assert [each["reads"] for each in found] == [60, 60]  # a batch of 10 is padded to 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "source", "stage", "explicit"), ALL)
+def test_two_processes(mesh: str, source: str, stage: bool, explicit: bool) -> None:
+    alike(2, 2, mesh=mesh, source=source, stage=stage, explicit=explicit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("source", ["function", "arrays"])
+def test_four_processes(mesh: str, source: str) -> None:
+    found = alike(4, 2, mesh=mesh, source=source, size=16, order="mixed", stage=True)
+    if source == "function":
+        # With the devices mixed, a row's two columns belong to two processes, which both read it.
+        share = {"data": 40, "data x model": 80, "data x seq": 80}[mesh]
+        assert [each["reads"] for each in found] == [share] * 4
