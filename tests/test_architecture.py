@@ -110,6 +110,7 @@ PUBLIC = [
     "jit",
     "kfold",
     "masked_mean",
+    "mesh",
     "pad_collate",
     "preview",
     "pytree_dataclass",

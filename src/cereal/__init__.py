@@ -47,6 +47,7 @@ from .datasets import KMNISTDataset as KMNISTDataset
 from .datasets import MNISTDataset as MNISTDataset
 from .datasets import MNISTDiskSource as MNISTDiskSource
 from .datasets import SunspotsDataset as SunspotsDataset
+from .device.mesh import mesh as mesh
 from .loaders import BatchIterator as BatchIterator
 from .loaders import DataLoader as DataLoader
 from .loaders import evaluate as evaluate

@@ -139,7 +139,7 @@ class Delivery:
         if is_spread(placement):
             self._stripped = placement.replicated(self._stripped)
             # (If processes made masks by programs, each would do so in other steps.)
-            if ahead and placement.is_local:
+            if ahead and placement.is_local and placement.padded == placement.lanes:
                 self._full = FullMasks(placement.padded, placement.mask)
         elif ahead:  # many batches will come, and their masks may be made together
             self._full = FullMasks(source.traits.lanes, placement)
