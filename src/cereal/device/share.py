@@ -85,7 +85,7 @@ class Share:
 
     def _numbers(self) -> np.ndarray:
         lanes, count = self.placement.lanes, len(self._outer)
-        outer = np.indices(self._outer).reshape(count, -1)[:, self._cells]
+        outer = np.indices(self._outer).reshape(count, math.prod(self._outer))[:, self._cells]
         real = (outer < np.array(lanes[:count], int).reshape(-1, 1)).all(axis=0)
         strides = np.array([math.prod(lanes[axis + 1 :]) for axis in range(count)], int)
         first = np.where(real, strides @ outer if count else 0, math.prod(lanes))
