@@ -55,8 +55,9 @@ fuzz: $(INSTALLED) ## Random pipelines against a NumPy reference: make fuzz MINU
 soak: $(INSTALLED) ## Worker processes are killed at random: make soak MINUTES=10
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) --seed $(SEED)
 
-elastic: $(INSTALLED) ## One digest for every number of workers, batches ahead, way to run and restart
+elastic: $(INSTALLED) ## One digest for every number of workers, processes and devices, mesh, way to run and restart
 	$(BIN)/python benchmarks/digest.py --all
+	$(BIN)/python -m benchmarks.digest_hosts --all
 
 test-bridges: .venv-bridges/.installed ## Tests with torch, TensorFlow, Grain, Hugging Face, Brax, Jumanji and Craftax, in .venv-bridges
 	$(BRIDGES)/python -m pytest -m bridges tests/bridges
