@@ -82,10 +82,10 @@ types: $(INSTALLED) ## Check types
 
 bench: pyproject.toml ## Print all figures; the peers are installed in .venv-bench
 	$(PYTHON) -m venv .venv-bench
-	$(BENCH)/pip install --quiet --disable-pip-version-check --editable '.[rl]' cyreal==0.2.1 pillow
+	$(BENCH)/pip install --quiet --disable-pip-version-check --editable '.[orbax,rl]' cyreal==0.2.1 pillow
 	-$(BENCH)/pip install --quiet --disable-pip-version-check grain spdl datasets
 	-$(BENCH)/pip install --quiet --disable-pip-version-check torch
-	for script in import_time start_up captured functions range_check open_cache gather_rows flip_and_crop in_memory combined windows \
+	for script in import_time start_up checkpoint captured functions range_check open_cache gather_rows flip_and_crop in_memory combined windows \
 		host_memmap host_small_batches per_element host_photos host_scan processes choosing photos_processes memmap_rate \
 		mnist rollouts; do \
 		$(BENCH)/python benchmarks/$$script.py || exit 1; done

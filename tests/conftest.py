@@ -108,6 +108,19 @@ def no_threads_left() -> Iterator[None]:
     assert not left, f"threads left running: {sorted(thread.name for thread in left)}"
 
 
+@pytest.fixture
+def orbax_threads_end() -> Iterator[None]:
+    """Waits for the threads of Orbax's event loops, which end a little after its calls.
+
+    (After an error, when its traceback is gone.) Cereal starts no thread of such a name.
+    """
+    yield
+    gc.collect()
+    for thread in _threads():
+        if thread.name.startswith("asyncio_"):
+            thread.join(timeout=30)
+
+
 @pytest.fixture(autouse=True)
 def no_error_left_unseen() -> Iterator[None]:
     """A test ends without errors of programs that nobody has seen."""

@@ -31,6 +31,7 @@ from .base.errors import DatasetError as DatasetError
 from .base.errors import EpochWarning as EpochWarning
 from .base.errors import OptionWarning as OptionWarning
 from .base.errors import PipelineError as PipelineError
+from .base.errors import ReplicaError as ReplicaError
 from .base.errors import StateError as StateError
 from .base.errors import UsageError as UsageError
 from .base.pytree import pytree_dataclass as pytree_dataclass
@@ -49,6 +50,7 @@ from .datasets import SunspotsDataset as SunspotsDataset
 from .loaders import BatchIterator as BatchIterator
 from .loaders import DataLoader as DataLoader
 from .loaders import evaluate as evaluate
+from .loaders import global_batch as global_batch
 from .loaders import jit as jit
 from .loaders import masked_mean as masked_mean
 from .order import BlockShuffle as BlockShuffle

@@ -85,6 +85,22 @@ def test_flax_resumes_from_its_checkpoint(small_mnist: Any, tmp_path: Path) -> N
     assert main(small_mnist, 2, saved, picture) == straight[1:]
 
 
+@pytest.mark.usefixtures("orbax_threads_end")
+def test_a_stopped_training_ends_with_the_same_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resume = example("resume")
+    resume.EVERY = 10
+    straight = resume.main(tmp_path / "straight", 45, 50)
+    resume.main(tmp_path / "stopped", 38, 50)  # the last checkpoint is that of step 29
+    capsys.readouterr()
+    np.testing.assert_array_equal(resume.main(tmp_path / "stopped", 45, 50), straight)
+    assert capsys.readouterr().out.startswith("step 30: epoch 1, element 0\nstep 45: accuracy ")
+    other = resume.main(tmp_path / "stopped", 60, 25)  # from step 39, with another batch size
+    assert capsys.readouterr().out.startswith("step 40: epoch 1, element 500\nstep 60: accuracy ")
+    assert not np.array_equal(other, straight)
+
+
 @pytest.mark.slow
 def test_the_recurrent_network_beats_the_same_as_yesterday(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).normal(0, 0.5, 800)

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import cereal
-from cereal import BatchTransform, DataLoader, DiskSampleSource, MapTransform, MemmapSource
+from cereal import BatchTransform, DataLoader, DiskSampleSource, MapTransform
 
 LENGTH, WIDTH = 64, 16
 
@@ -90,3 +90,109 @@ def all_alike(mesh: str, source: str, stage: bool, explicit: bool, order: str, s
     assert int(total) == sum(int((pair[0]["y"] * pair[1]).sum()) for pair in want)
     loader.close()
     return {"reads": reads, "epoch": int(batches.state.epoch)}
+
+
+def _loader(**options: Any) -> DataLoader[Any]:
+    source = DiskSampleSource(LENGTH, lambda i: {"x": rows()["x"][i]}, ordering="shuffle")
+    mesh = mesh_of(options.pop("mesh", "data"))
+    return DataLoader([source, BatchTransform(8)], sharding=(mesh, "data"), workers=1, **options)
+
+
+def _raised(work: Any) -> str:
+    try:
+        work()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def different_loaders(what: str) -> str:
+    """Processes that did not build the same loader, or begin elsewhere."""
+    me = jax.process_index()
+    data = rows()["y"] + (me if what == "data" else 0)
+    source: Any = cereal.ArraySampleSource(data, ordering="shuffle")
+    if what == "order" and me:
+        source = cereal.ArraySampleSource(data, ordering="sequential")
+    size = 4 if what == "batch" and me else 8
+    devices = jax.devices()[::-1] if what == "mesh" and me else jax.devices()
+    mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
+    loader = DataLoader([source, BatchTransform(size)], sharding=(mesh, "data"))
+    state = loader.init_state(me if what == "state" else 0)
+    return _raised(lambda: next(loader.iterate(state)))
+
+
+def impure(every: int, guilty: int) -> str:
+    """One process has other rows than the process that shares them, from element 3 on."""
+    me = jax.process_index()
+
+    def read(index: int) -> Any:
+        return {"y": np.int32(index), "x": np.int32(index + (me == guilty and index == 30))}
+
+    source = DiskSampleSource(LENGTH, read, ordering="sequential")
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1).T  # model: the processes
+    mesh = Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    loader = DataLoader(
+        [source, BatchTransform(8)], sharding=(mesh, "data"), check_replicas=every, workers=1
+    )
+    got = []
+    error = _raised(lambda: got.extend(1 for _ in loader.iterate(loader.init_state(0))))
+    return f"{len(got)} {error}"
+
+
+def uneven_streams(lengths: list[int], drop: bool) -> Any:
+    """Iterators of unknown, different lengths: all processes take the same number of steps."""
+    import warnings
+
+    n = lengths[jax.process_index() % len(lengths)]
+    source = cereal.IterableSource(lambda: iter([{"y": np.int32(i)} for i in range(n)]))
+    batch = BatchTransform(8, drop_last=drop, pad_last_batch=not drop)
+    loader = DataLoader([source, batch], sharding=(mesh_of("data"), "data"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        batches = loader.iterate(loader.init_state(0), epochs=2)
+        found = [gathered(pair) for pair in batches]
+    real = [np.where(mask, batch["y"], -1).tolist() for batch, mask in found]
+    said = [str(each.message) for each in caught if "equally many" in str(each.message)]
+    return {"batches": real, "warned": said[:1], "state": batches.get_state()["epoch"]}
+
+
+def part_of_the_mesh() -> Any:
+    """A mesh without devices of the last process, which takes part with empty data."""
+    last = jax.process_count() - 1
+    devices = [device for device in jax.devices() if device.process_index != last]
+    mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
+    seen: list[int] = []
+
+    def read(index: int) -> Any:
+        seen.append(index)
+        return {"y": np.int32(index)}
+
+    source = DiskSampleSource(LENGTH, read, ordering="sequential")
+    double = MapTransform(lambda batch: {"y": 2 * batch["y"]})
+    total = 0
+    for stages in ([], [double]):
+        loader = DataLoader(
+            [source, BatchTransform(8), *stages], sharding=(mesh, "data"), workers=1
+        )
+        seen.clear()
+        for batch, _ in loader.iterate(loader.init_state(0)):
+            total += sum(int(shard.data.sum()) for shard in batch["y"].addressable_shards)
+    return {"reads": len(seen), "total": total}
+
+
+def refused() -> list[str]:
+    """A pipeline that Python reads, inside of a program over all processes."""
+    source = DiskSampleSource(LENGTH, lambda i: {"y": np.int32(i)}, ordering="shuffle")
+    plain = DataLoader([source, BatchTransform(8)], workers=1)
+    everywhere = NamedSharding(mesh_of("data"), P())
+    weights = jax.make_array_from_callback((8,), everywhere, lambda i: np.ones(8)[i])
+    state = plain.init_state(0)
+
+    def own(loader: Any, state: Any, weights: Any) -> Any:
+        return (loader.next_batch(state)[0]["y"] * weights).sum()
+
+    spread = DataLoader([source, BatchTransform(8)], workers=1, sharding=(mesh_of("data"), "data"))
+    return [
+        _raised(lambda: jax.jit(own)(plain, state, weights)),
+        _raised(lambda: jax.jit(lambda s: spread.next_batch(s))(spread.init_state(0))),
+    ]

@@ -241,3 +241,38 @@ def test_a_state_that_version_0_1_0_pickled_is_understood() -> None:
     other = cereal.PipelineState(words, Fingerprint(8, "shuffle", 1))  # type: ignore[arg-type]
     with pytest.raises(cereal.StateError, match="it has ordering=shuffle, this one has ordering="):
         loader.next_batch(other)
+
+
+# Names in paths
+
+
+def name_of(loader: cereal.DataLoader[Any], state: Any = None) -> str:
+    state = loader.init_state(0) if state is None else state
+    [(path, words)] = jax.tree_util.tree_flatten_with_path(state)[0]
+    assert words.shape == (5,)
+    return jax.tree_util.keystr(path)
+
+
+def test_the_name_of_the_words_says_to_which_pipeline_they_belong() -> None:
+    assert name_of(loader_of(PLAIN)) == ".words(length=10, ordering=sequential, random_stages=0)"
+    random = loader_of(cereal.RangeSource(10, ordering="shuffle"), cereal.RandomMapTransform(flip))
+    assert name_of(random) == ".words(length=10, ordering=shuffle, random_stages=1)"
+
+
+def test_the_name_tells_orders_of_one_kind_apart() -> None:
+    orders = [np.arange(9), np.arange(9)[::-1]]
+    data = np.arange(9.0)
+    one, two = (loader_of(cereal.ArraySampleSource(data, ordering=order)) for order in orders)
+    assert name_of(one) != name_of(two)
+    inside = jax.jit(lambda loader, key: loader.init_state(key))(one, jax.random.key(0))
+    assert name_of(one, inside) == name_of(one)
+
+
+def test_the_name_of_many_parts_can_be_the_name_of_a_file() -> None:
+    def joined(*last: int) -> cereal.DataLoader[Any]:
+        parts = [cereal.SliceSource(PLAIN, [*range(n % 9), 0]) for n in (*range(60), *last)]
+        return loader_of(cereal.ConcatSource(parts))
+
+    names = {name_of(joined(1, 2)), name_of(joined(2, 1)), name_of(joined(1, 2))}
+    assert len(names) == 2
+    assert all(len(name) <= 151 and "/" not in name and "{" not in name for name in names)

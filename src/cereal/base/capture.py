@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
-from .errors import CaptureWarning
+from .errors import CaptureWarning, UsageError
 from .fresh_thread import in_fresh_thread
 
 WARN_BYTES = 64 * 2**20
@@ -73,10 +73,25 @@ def resolve(node: N, state: Any = None) -> N:
     if state is None:
         return node
     if any_traced(state):
+        _refuse_in_shard_map(node)
         nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(node) if is_concrete(leaf))
         if nbytes >= WARN_BYTES and staging():
             _warn(node, nbytes)
     return node
+
+
+def _refuse_in_shard_map(node: Any) -> None:
+    """Refuses arrays on several devices that a function under `shard_map` closes over."""
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return
+    for leaf in jax.tree.leaves(node):
+        if is_concrete(leaf) and len(leaf.sharding.device_set) > 1:
+            raise UsageError(
+                "a function under `shard_map` closes over a loader whose data lies on several "
+                "devices, and there every device runs the function by itself; pass the loader as "
+                "an argument: `jax.shard_map(fn, mesh=mesh, in_specs=(P(), P()), ...)"
+                "(loader, state)`."
+            )
 
 
 def eager() -> bool:

@@ -124,6 +124,16 @@ def _joined(named: Iterable[tuple[Any, Any]], sign: str = ": ") -> str:
     return ", ".join(f"{name}{sign}{format_spec(value)}" for name, value in named)
 
 
+class ReplicaError(CerealError, RuntimeError):
+    """Processes that should hold the same rows of a batch hold different ones.
+
+        DataLoader(pipeline, sharding=sharding, check_replicas=100)      compares every 100th batch
+
+    A function of the pipeline does not depend on its arguments alone (it uses the time, or its own
+    generator), or the processes read different files.
+    """
+
+
 class CaptureWarning(UserWarning):
     """A large dataset was captured by a plain `jax.jit` and is written into the program.
 

@@ -70,9 +70,12 @@ def register_pytree_dataclass(made: type[C]) -> type[C]:
             structure += (node.__dict__.get("_code", 0),)
         return tuple(map(get, data)), structure
 
+    named = getattr(made, "_path_names", None)
+
     def flatten_with_keys(node: Any) -> tuple[Any, Any]:
         children, structure = node._flat
-        return tuple(zip(keys, children, strict=True)), structure
+        own = keys if named is None else tuple(map(jax.tree_util.GetAttrKey, named(node)))
+        return tuple(zip(own, children, strict=True)), structure
 
     def unflatten(structure: Any, children: Any) -> Any:
         node = new(made)

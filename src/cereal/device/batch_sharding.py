@@ -23,6 +23,7 @@ class BatchSharding:
     lanes: tuple[int, ...]  # of the batch
     padded: tuple[int, ...]  # of the arrays: at least as many
     spec: Spec  # of the arrays
+    check_replicas: int | None = None  # how often processes compare rows that they share
 
     @property
     def mesh(self) -> Any:
@@ -51,6 +52,11 @@ class BatchSharding:
     def is_local(self) -> bool:
         """Whether all devices belong to this process."""
         return self.mask.is_fully_addressable
+
+    @cached_property
+    def is_here(self) -> bool:
+        """Whether some of the devices belong to this process."""
+        return bool(self.mask.addressable_devices)
 
     def of(self, values: Any) -> Any:
         """The shardings of a tree of arrays, as a tree."""

@@ -14,6 +14,8 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from ..base.errors import UsageError
+
 _count = Primitive("cereal_device_count")
 
 
@@ -30,9 +32,23 @@ def _devices(context: Any) -> int:
     # The bet: a lowering has its number of devices, or its mesh, under these private names. If it
     # is lost, `tests/device/test_device_count.py` fails first.
     axes = context.module_context.axis_context
+    _refuse_other_processes(getattr(axes, "device_assignment", None))
     mesh_size = getattr(getattr(axes, "mesh", None), "size", None)
     found = getattr(axes, "num_devices", None) or mesh_size
     return jax.device_count() if found is None else int(found)
+
+
+def _refuse_other_processes(devices: Any) -> None:
+    """Refuses programs over several processes: JAX would call Python in the first one only, and
+    send the results to the others."""
+    here = jax.process_index()
+    if any(device.process_index != here for device in devices or ()):
+        raise UsageError(
+            "a pipeline that Python reads cannot be part of a program over several processes: only "
+            "one process would read, and send everything to the others. Take batches outside of "
+            "`jit`, `DataLoader(..., sharding=...)` and `for batch, mask in "
+            "loader.iterate(state):`, or use `loader.scan_epoch` outside of `jit`."
+        )
 
 
 _count.def_impl(lambda x: np.int32(len(x.devices()) if hasattr(x, "devices") else 1))

@@ -46,7 +46,9 @@ def is_spread(placement: Any) -> TypeGuard[BatchSharding]:
 
 def put_words(words: Any, placement: Any) -> Any:
     """The words of a state as an array: on every device of a loader's mesh, if it has one."""
-    return placement.replicated(words) if is_spread(placement) else to_device(words)
+    if is_spread(placement) and placement.is_here:
+        return placement.replicated(words)
+    return to_device(words)
 
 
 def layout(values: Any, placement: Any) -> Any:
@@ -212,7 +214,7 @@ def joining(state: Any, placement: Any) -> Any:
     and so lies on other devices than the first state did.
     """
     if is_spread(placement) and not placement.is_local:
-        return placement.replicated(state)
+        return placement.replicated(state) if placement.is_here else state
     if not isinstance(placement, NamedSharding) and not is_spread(placement):
         return state
     everywhere = NamedSharding(placement.mesh, PartitionSpec())

@@ -28,11 +28,10 @@ _OWNER = "DataLoader: `sharding`"
 _WRITE = "write `sharding=NamedSharding(mesh, P('data'))` or `sharding=(mesh, 'data')`"
 
 
-def batch_sharding(given: Any, source: Any) -> BatchSharding:
+def batch_sharding(given: Any, source: Any, check_replicas: int | None = None) -> BatchSharding:
     """What `sharding=` means for the batches of a pipeline; an error if it does not fit them."""
     traits, spec = source.traits, Spec(source.element_spec())
-    leaves = _for_leaves(_with_mesh(given), spec)
-    _check_mesh(leaves)
+    leaves = leaf_shardings(given, spec, _OWNER)
     if not traits.lanes:
         raise PipelineError(
             f"{_OWNER}: this pipeline gives single elements, {format_spec(spec.tree)}, and a "
@@ -47,7 +46,7 @@ def batch_sharding(given: Any, source: Any) -> BatchSharding:
     made = Spec(jax.tree.unflatten(spec.structure, shapes))
     for sharding, leaf in zip(leaves, made.leaves, strict=True):
         _check_divides(sharding, leaf)
-    return BatchSharding(leaves, mask, traits.lanes, padded, made)
+    return BatchSharding(leaves, mask, traits.lanes, padded, made, check_replicas)
 
 
 def _with_lanes(
@@ -56,7 +55,20 @@ def _with_lanes(
     return (*padded, *shape[len(lanes) :]) if shape[: len(lanes)] == lanes else shape
 
 
-# From what the user wrote to one sharding for each array
+def leaf_shardings(given: Any, spec: Spec, owner: str) -> tuple[NamedSharding, ...]:
+    """One sharding for each array of this spec, in the order of `jax.tree.leaves`.
+
+    Errors begin with `owner`.
+    """
+    try:
+        leaves = _for_leaves(_with_mesh(given), spec)
+        _check_mesh(leaves)
+    except PipelineError as error:
+        raise PipelineError(f"{owner}{error}") from error.__cause__
+    return leaves
+
+
+# From what the user wrote to one sharding for each array; errors go on after "`sharding`"
 
 
 def _is_sharding(x: Any) -> bool:
@@ -75,7 +87,7 @@ def _with_mesh(given: Any) -> Any:
             return NamedSharding(mesh, spec)
         except (ValueError, TypeError) as error:
             raise PipelineError(
-                f"{_OWNER}: {spec} does not fit the mesh, whose axes are "
+                f": {spec} does not fit the mesh, whose axes are "
                 f"{', '.join(map(repr, mesh.axis_names))}: {first_line(error)}"
             ) from error
 
@@ -91,13 +103,13 @@ def _for_leaves(given: Any, spec: Spec) -> tuple[NamedSharding, ...]:
     paths = jax.tree_util.tree_flatten_with_path(given, is_leaf=_is_sharding)[0]
     known = {tuple(path): _as_named(sharding, path) for path, sharding in paths}
     if not known:
-        raise PipelineError(f"{_OWNER} is empty, {given!r:.60}; {_WRITE}.")
+        raise PipelineError(f" is empty, {given!r:.60}; {_WRITE}.")
     found, used = [], set()
     for path, leaf in jax.tree_util.tree_flatten_with_path(spec.tree)[0]:
         begins = [path[:count] for count in range(len(path) + 1) if path[:count] in known]
         if not begins:
             raise PipelineError(
-                f"{_OWNER} says nothing about `batch{_text(path)}`; it has "
+                f" says nothing about `batch{_text(path)}`; it has "
                 f"{', '.join(f'`batch{_text(each)}`' for each in known)}. One sharding for "
                 f"all arrays works too: {_WRITE}."
             )
@@ -105,14 +117,14 @@ def _for_leaves(given: Any, spec: Spec) -> tuple[NamedSharding, ...]:
         sharding = known[begins[0]]
         if begins[0] == path and path and len(sharding.spec) > len(leaf.shape):
             raise PipelineError(
-                f"{_OWNER}: {sharding.spec} has more axes than `batch{_text(path)}`, which is "
+                f": {sharding.spec} has more axes than `batch{_text(path)}`, which is "
                 f"{format_spec(leaf)}; leave the last ones out."
             )
         found.append(fitted(sharding, len(leaf.shape)))
     extra = [each for each in known if each not in used]
     if extra:
         raise PipelineError(
-            f"{_OWNER} has `batch{_text(extra[0])}`, and there is no such array in a batch, which "
+            f" has `batch{_text(extra[0])}`, and there is no such array in a batch, which "
             f"is {format_spec(spec.tree)}."
         )
     return tuple(found)
@@ -134,17 +146,17 @@ def _as_named(sharding: Any, path: Any) -> NamedSharding:
         if isinstance(sharding, jax.Device | str):
             hint = "for one device add `DevicePutTransform(device)` to the pipeline"
         raise PipelineError(
-            f"{_OWNER} must be a NamedSharding, a tree of them, or `(mesh, axis)`, got "
+            f" must be a NamedSharding, a tree of them, or `(mesh, axis)`, got "
             f"{type(sharding).__name__}{where}; {hint}."
         )
     if not isinstance(sharding.mesh, Mesh):
         raise PipelineError(
-            f"{_OWNER}: its mesh is abstract and has no devices; pass the mesh that "
-            f"`jax.make_mesh` returned."
+            ": its mesh is abstract and has no devices; pass the mesh that "
+            "`jax.make_mesh` returned."
         )
     if sharding.memory_kind not in (None, _usual_memory(sharding)):
         raise PipelineError(
-            f"{_OWNER}: batches cannot be put into {sharding.memory_kind!r} memory; leave "
+            f": batches cannot be put into {sharding.memory_kind!r} memory; leave "
             f"`memory_kind=` out."
         )
     return sharding
@@ -158,7 +170,7 @@ def _check_mesh(leaves: tuple[NamedSharding, ...]) -> None:
     for each in leaves:
         if each.mesh != leaves[0].mesh:
             raise PipelineError(
-                f"{_OWNER}: the arrays of a batch go to different meshes, {leaves[0].mesh} and "
+                f": the arrays of a batch go to different meshes, {leaves[0].mesh} and "
                 f"{each.mesh}; one program uses one mesh."
             )
 
@@ -168,9 +180,10 @@ def _check_mesh(leaves: tuple[NamedSharding, ...]) -> None:
 
 def _mask_sharding(leaves: Any, spec: Spec, traits: Any) -> NamedSharding:
     """As the batch axes of the first array that is spread over them."""
-    axes, shape = len(traits.lanes), traits.mask_shape
+    shape = traits.mask_shape
+    axes = len(traits.lanes) if shape[: len(traits.lanes)] == traits.lanes else len(shape)
     for sharding, leaf in zip(leaves, spec.leaves, strict=True):
-        if leaf.shape[:axes] == traits.lanes and any(sharding.spec[:axes]):
+        if leaf.shape[:axes] == shape[:axes] and any(sharding.spec[:axes]):
             more = leaf.shape[: len(shape)] == shape  # a finer mask goes with the array it is for
             kept = sharding.spec[: len(shape) if more else axes]
             return NamedSharding(sharding.mesh, PartitionSpec(*kept))

@@ -11,38 +11,35 @@ import jax
 import numpy as np
 
 from ..base.capture import resolve
-from ..base.errors import UsageError
-from ..base.numbers import as_count, as_optional_count
+from ..base.numbers import as_optional_count
 from ..base.pytree import sealed_pytree_dataclass, set_fields
 from ..base.unseen import raise_unseen
-from ..device.placement import put_words
-from ..device.transfer import to_host
 from ..functions.traced_stage import current
 from ..host.callbacks import raise_kept
 from ..host.host_data import identity_on_host
-from ..order.position import starts
-from ..pipeline.elements import read_one
-from ..pipeline.pipeline import as_built, elements_of
+from ..pipeline.pipeline import as_built
 from ..pipeline.positional import Positional
 from ..pipeline.source import Mask, Source
-from ..pipeline.state import PipelineState, check_state, key_words, make_words
+from ..pipeline.state import PipelineState, check_state
 from ..workers.options import check_options
 from ..workers.read_service import with_service
+from . import any_step
 from .compose import compose, refuse_misplaced, refuse_options
 from .drawing import draw, summary
 from .flax_states import enter_into_flax
 from .iterators.batch_iterator import BatchIterator
 from .iterators.iterate import iterator_over, refuse_positional, refuse_random, refuse_traced
 from .iterators.learnt import Learnt
+from .many_hosts.spreading import Together, divided
 from .next_batch import NextBatch
 from .policy_slot import get_policy_state, set_policy_state
 from .scan.epoch_scan import check_body
 from .scan.scan_epoch import scan_epoch
-from .spreading import spread
 
 T = TypeVar("T")
 Carry = TypeVar("Carry")
 WorkerType = Literal["thread", "process"] | None
+Shard = tuple[int, int] | Literal["jax"] | None
 OnErrorOption = Literal["raise", "skip"] | Callable[[Exception], Any]
 
 
@@ -92,6 +89,12 @@ class DataLoader(Generic[T]):
             faster. Processes are for Python code that computes. They need functions and data that
             pickle (lambdas and classes of a script or notebook do), and see changes of what these
             refer to when the next iteration begins. What they read is the same, bit by bit.
+        sharding: A NamedSharding, a tree of them, `(mesh, "data")` or `(mesh, specs)`. Batches are
+            global arrays; each process reads only what its devices need (docs/many-hosts.md).
+        shard: `(index, count)`: one of equal parts of every batch, without a mesh; "jax": one part
+            for each process of JAX.
+        check_replicas: With `sharding=`: one of every so many batches of `iterate` and `next_batch`
+            is compared between processes that should hold the same rows.
     """
 
     raises_unseen: ClassVar[bool] = True
@@ -109,6 +112,8 @@ class DataLoader(Generic[T]):
         timeout: float | None = None,
         worker_type: WorkerType = None,
         sharding: Any = None,
+        shard: Shard = None,
+        check_replicas: int | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -121,6 +126,8 @@ class DataLoader(Generic[T]):
         timeout: float | None = None,
         worker_type: WorkerType = None,
         sharding: Any = None,
+        shard: Shard = None,
+        check_replicas: int | None = None,
     ) -> None: ...
     def __init__(
         self,
@@ -132,12 +139,14 @@ class DataLoader(Generic[T]):
         timeout: float | None = None,
         worker_type: WorkerType = None,
         sharding: Any = None,
+        shard: Shard = None,
+        check_replicas: int | None = None,
         **options: Any,
     ) -> None:
         refuse_misplaced(misplaced)
         refuse_options(options)
         chosen = check_options(workers, prefetch, on_error, timeout, worker_type)
-        source = spread(compose(pipeline), sharding)
+        source = divided(compose(pipeline), sharding, shard, check_replicas)
         set_fields(self, running=with_service(source, chosen))
 
     @property
@@ -149,8 +158,6 @@ class DataLoader(Generic[T]):
     def service(self) -> Any:
         """What reads the part of the pipeline that Python runs; None if there is no such part."""
         return getattr(self.running, "service", None)
-
-    # One step
 
     def init_state(self, key: Any, policy_state: Any = None) -> Any:
         """The state at the first element of epoch 0; `key` is a JAX random key or an integer.
@@ -174,7 +181,7 @@ class DataLoader(Generic[T]):
         >>> batch.tolist(), state
         ([0, 1, 2, 3], PipelineState(key=(0, 0), epoch=0, offset=4))
         """
-        return NextBatch(self.running)
+        return NextBatch(self.running, self.together)
 
     # Many steps
 
@@ -213,6 +220,7 @@ class DataLoader(Generic[T]):
             state = self.init_state(0)
         refuse_traced((self, state))
         batches = iterator_over(self.running, state, steps, epochs, progress, self.learnt)
+        batches.together = self.together
         if batches.began is not None:
             self.learnt.begins(*batches.began, stacklevel=2)
         return batches
@@ -221,6 +229,11 @@ class DataLoader(Generic[T]):
     def learnt(self) -> Learnt:
         """What earlier iterations of this loader have shown; it changes no batch."""
         return Learnt()
+
+    @cached_property
+    def together(self) -> Together:
+        """What the processes of a job do together; nothing, if there is only one."""
+        return Together(self.running)
 
     def scan_epoch(
         self,
@@ -267,9 +280,8 @@ class DataLoader(Generic[T]):
         source = resolve(current(self.running, state), state)
         if source.traits.host:
             raise_kept((identity_on_host(source),))
+        self.together.begin_scan()
         return scan_epoch(source, state, carry, body_fn, steps, unroll, feedback, progress)
-
-    # Policies
 
     def set_policy_state(self, state: Any, policy_state: Any) -> Any:
         """A copy of the state that holds this policy state; for rollouts.
@@ -288,12 +300,7 @@ class DataLoader(Generic[T]):
 
     def state_at(self, key: Any, step: int) -> PipelineState:
         """The state before step number `step`, counted from 0 across epochs; takes O(1) time."""
-        source = self._positional("state_at")
-        step = as_count(step, "step", "state_at", 0)
-        epoch, offset = starts(np, 0, 0, step, **source._plan.arithmetic)
-        key0, key1 = to_host(key_words(key)).tolist()
-        words = make_words((key0, key1), int(epoch), int(offset))
-        return PipelineState(put_words(words, source.traits.placement), source._fingerprint)
+        return any_step.state_at(self._positional("state_at"), key, step)
 
     def batch_at(self, key: Any, step: int) -> tuple[T, Mask]:
         """The batch of step number `step` and its mask; no other batch is read for it.
@@ -315,35 +322,28 @@ class DataLoader(Generic[T]):
         >>> loader.indices_at(0, 1)
         array([4, 5, 6, 7])
         """
-        source = self._positional("indices_at")
-        rows, _ = source._plan.rows_for(to_host(self.state_at(key, step).words), 1)
-        index = rows.index.reshape(-1)
-        return index if rows.valid is None else index[rows.valid.reshape(-1)]
+        return any_step.indices_at(self._positional("indices_at"), key, step)
 
     def _positional(self, name: str) -> Positional[T]:
-        if not isinstance(self.source, Positional):
-            raise UsageError(
-                f"`{name}` needs an indexed pipeline; {self.source._label} is a stream, whose "
-                f"batches depend on those before: step through it with `next_batch`."
-            )
-        return self.source
+        return any_step.positional(self.source, name)
 
     # What it is
 
     @property
     def steps_per_epoch(self) -> int:
         """The number of batches in a whole epoch."""
-        if self.source.traits.unknown_length:
-            raise UsageError(
-                "the number of batches in an epoch is not known: the data is an iterator. Pass "
-                "`IterableSource(make_iterator, length=...)`, or `steps=` to `scan_epoch`; "
-                "`iterate` ends with the data."
-            )
-        return self.source.steps_per_epoch
+        return any_step.steps_per_epoch(self.source)
 
     def element_spec(self) -> Any:
         """The shapes and dtypes of one batch, as a tree of `jax.ShapeDtypeStruct`."""
         return self.source.element_spec()
+
+    def abstract_batch(self) -> tuple[Any, jax.ShapeDtypeStruct]:
+        """A batch and its mask as `jax.ShapeDtypeStruct`s, with shardings if there is `sharding=`.
+
+        compiled = jax.jit(train_step).lower(params, *loader.abstract_batch()).compile()
+        """
+        return any_step.abstract_batch(self.source)
 
     def __len__(self) -> int:
         return self.steps_per_epoch
@@ -353,10 +353,8 @@ class DataLoader(Generic[T]):
         return self.iterate()
 
     def __repr__(self) -> str:
-        return f"DataLoader: {summary(self.source)}\n{draw(self.source, self._reading())}"
-
-    def _reading(self) -> str:
-        return "" if self.service is None else self.service.in_words()
+        reading = "" if self.service is None else self.service.in_words()
+        return f"DataLoader: {summary(self.source)}\n{draw(self.source, reading)}"
 
     # The host part
 
@@ -373,11 +371,7 @@ class DataLoader(Generic[T]):
         >>> loader.read_element(1)
         2
         """
-        source = elements_of(current(self._positional("read_element"), None))
-        last = len(source) - 1
-        whole = as_count(index, "index", "read_element", 0, last, error=UsageError)
-        epoch = as_count(epoch, "epoch", "read_element", 0)
-        return read_one(source, whole, to_host(key_words(key)), epoch)
+        return any_step.read_element(self._positional("read_element"), index, key, epoch)
 
     def close(self) -> None:
         """Ends the threads that read ahead; they start again when the loader is used.

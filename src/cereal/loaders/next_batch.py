@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from ..base.capture import is_concrete
+from ..base.capture import eager, is_concrete
 from ..base.errors import UsageError
 from ..pipeline.execute import run
 from ..pipeline.positional import Positional
 from ..pipeline.source import Mask, Source
 from ..pipeline.state import PipelineState, check_state, check_within, host_words
 from .flax_states import enter_into_flax
+from .many_hosts.spreading import Together
 
 T = TypeVar("T")
 _MISSING = object()
@@ -26,9 +27,9 @@ class NextBatch(Generic[T]):
 
     __name__ = "next_batch"
 
-    def __init__(self, source: Source[T]) -> None:
-        self._source = source
-        self._looked = False
+    def __init__(self, source: Source[T], together: Together) -> None:
+        self._source, self._together = source, together
+        self._looked, self._step = False, 0
 
     def __call__(self, state: Any = _MISSING) -> tuple[T, Any, Mask]:
         if state is _MISSING:
@@ -41,7 +42,18 @@ class NextBatch(Generic[T]):
             check_state(state, self._source._fingerprint)
             if not self._looked:
                 self._look(self._source, state)
+        if self._together.needed and eager():
+            return self._with_others(state)
         batch, mask, state = run(self._source, state)
+        return batch, state, mask
+
+    def _with_others(self, state: Any) -> tuple[T, Any, Mask]:
+        """The same, where several processes make one batch."""
+        if self._step == 0:
+            self._together.begin(repr(state) if isinstance(state, PipelineState) else "")
+        batch, mask, state = run(self._source, state)
+        self._together.made(self._step, batch, mask)
+        self._step += 1
         return batch, state, mask
 
     def _look(self, source: Positional[T], state: PipelineState) -> None:

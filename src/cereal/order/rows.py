@@ -68,6 +68,27 @@ def narrow(x: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of every batch: the part number `index` of `count` equal parts.
+
+        a batch of 10 in 4 parts      0 1 2 | 3 4 5 | 6 7 8 | 9 _ _
+
+    Batches of batches are divided along their last axis.
+    """
+
+    index: int
+    count: int
+    size: int  # of the whole batch along that axis
+
+    def numbers(self, lanes: tuple[int, ...]) -> np.ndarray:
+        """The numbers of the lanes of this part, [*lanes]; padding has too large ones."""
+        own = self.index * lanes[-1] + np.arange(lanes[-1])
+        above = np.arange(math.prod(lanes[:-1])).reshape(-1, 1) * self.size
+        whole = math.prod(lanes[:-1]) * self.size
+        return np.where(own < self.size, above + own, whole).reshape(lanes)
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """Which elements each step of an indexed pipeline reads: its order, length and batch size."""
 
@@ -75,11 +96,14 @@ class Plan:
     length: int
     lanes: tuple[int, ...]
     remainder: Remainder
+    part: Part | None = None  # `lanes` are those of this part of a batch
 
     @property
     def batch(self) -> int:
-        """Elements that one step takes."""
-        return math.prod(self.lanes)
+        """Elements that one step takes, in all parts together."""
+        if self.part is None:
+            return math.prod(self.lanes)
+        return math.prod(self.lanes[:-1]) * self.part.size
 
     def ending(self, remainder: Remainder | None) -> Plan:
         """The same walk with another rule for the end of an epoch; None: the same rule."""
@@ -112,6 +136,8 @@ class Plan:
         epoch, offset, wide = _read_words(xp, words)
         step = xp.arange(steps + 1, dtype=wide)
         epochs, offsets = starts(xp, epoch, offset, step, **self.arithmetic)
+        if lanes is None and self.part is not None:
+            lanes = self.part.numbers(self.lanes)
         lane = xp.arange(self.batch, dtype=wide)[None, :]
         shape, real = self.lanes, None
         if lanes is not None:

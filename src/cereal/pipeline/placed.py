@@ -20,7 +20,7 @@ from ..base.pytree import pytree_dataclass, static_field
 from ..base.spec import Spec
 from ..host.element_spec import as_arrays, form_of
 from ..order.position import Remainder
-from ..order.rows import Rows
+from ..order.rows import Part, Rows
 from ..reading.collate import Collated
 from ..reading.program import Stacked
 from ..reading.stages import Filler
@@ -100,13 +100,15 @@ class Batching(Placed):
     spec: Spec = static_field()
     lanes: tuple[int, ...] = static_field()
     remainder: Remainder = static_field()  # the rule for the end of an epoch, of all batchings
+    part: Part | None = static_field(default=None)  # which part of a batch, if not all of it
 
     @property
     def lanes_after(self) -> tuple[int, ...]:
         return (self.stage.batch_size, *self.lanes)
 
     def over(self, traits: Traits) -> Traits:
-        return traits.batched(self.stage.batch_size, self.remainder)
+        made = traits.batched(self.stage.batch_size, self.remainder)
+        return made if self.part is None else made.but(part=self.part)
 
     def collect(self, spec: Spec, filler: Filler) -> Stacked | Collated:
         """How Python makes batches of elements of this spec."""
@@ -118,3 +120,45 @@ class Batching(Placed):
             sample = as_arrays(sample, Spec(before.element_spec()))
         size = self.stage.batch_size
         return jax.tree.map(lambda x: np.broadcast_to(x, (size, *x.shape)), sample)
+
+
+@pytree_dataclass
+class Cutting(Placed):
+    """Takes a part of every batch, after stages that are given whole batches."""
+
+    stage: Any
+    spec: Spec = static_field()
+    lanes: tuple[int, ...] = static_field()
+    part: Part = static_field()
+
+    @property
+    def lanes_after(self) -> tuple[int, ...]:
+        return (*self.lanes[:-1], -(-self.lanes[-1] // self.part.count))
+
+    def over(self, traits: Traits) -> Traits:
+        lanes, mask_shape = self.lanes_after, traits.mask_shape
+        if mask_shape[: len(lanes)] == self.lanes:
+            mask_shape = (*lanes, *mask_shape[len(lanes) :])
+        pads = lanes[-1] * self.part.count != self.part.size
+        return traits.but(
+            lanes=lanes,
+            mask_shape=mask_shape,
+            read_lanes=self.lanes,
+            by_python=False,
+            masks=traits.masks or pads,
+        )
+
+    def read(self, values: Any, mask: Any, rows: Rows) -> tuple[Any, Any]:
+        axis, size = rows.index.ndim - 1, self.lanes_after[-1]
+        numbers = self.part.index * size + np.arange(size)
+        real = numbers < self.part.size
+        taken = np.where(real, numbers, 0)
+
+        def cut(x: Any) -> Any:
+            return x if x.shape[: axis + 1] != rows.index.shape else jnp.take(x, taken, axis=axis)
+
+        values = jax.tree.map(cut, values)
+        if mask is None or real.all():
+            return values, None if mask is None else cut(mask)
+        shape = (size, *(1,) * (mask.ndim - axis - 1))
+        return values, cut(mask) & jnp.asarray(real).reshape(shape)

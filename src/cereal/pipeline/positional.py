@@ -105,7 +105,8 @@ class Positional(Source[T_co]):
     def _plan(self) -> Plan:
         """Which elements each step of this pipeline reads."""
         traits = self.traits
-        return Plan(self._order, traits.length, traits.lanes, traits.remainder)
+        lanes = traits.lanes if traits.read_lanes is None else traits.read_lanes
+        return Plan(self._order, traits.length, lanes, traits.remainder, traits.part)
 
     @cached_property
     def _fingerprint(self) -> Fingerprint:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import zlib
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
@@ -26,7 +29,7 @@ class Fingerprint(NamedTuple):
     """
 
     length: int
-    ordering: Identity  # a string, in states that version 0.1.0 wrote
+    ordering: Identity | str  # text in states of version 0.1.0, and in dicts of `get_state()`
     random_stages: int
 
 
@@ -82,6 +85,14 @@ class PipelineState:
         high = words[..., 3]
         return (high << np.uint64(32)) | words[..., 4] if high.any() else low
 
+    def _path_names(self) -> tuple[str, str]:
+        """What its arrays are called in paths of pytrees, and so in files of Orbax.
+
+        Checkpoints of arrays have no place for what is static. They have names for arrays, and
+        refuse to restore an array of another name: so the name says to which pipeline it belongs.
+        """
+        return said(lambda: _name_in_paths(self.fingerprint), "words"), "bookmark"
+
     def __repr__(self) -> str:
         def known() -> str:
             key0, key1, epoch, offset = host_words(self)
@@ -89,6 +100,17 @@ class PipelineState:
 
         words = said(lambda: repr(self.words), "deleted")
         return said(known, f"PipelineState(words={words})")
+
+
+@lru_cache(64)
+def _name_in_paths(fingerprint: Fingerprint) -> str:
+    """`words(length=20, ordering=shuffle, random_stages=0)`; a file may have such a name."""
+    length, ordering, random_stages = fingerprint
+    words = re.sub(r"[^ \w(),=:+-]", "_", in_words(ordering))
+    text = f"words(length={length}, ordering={words}, random_stages={random_stages})"
+    if len(text) > _LONGEST_NAME:
+        text = f"{text[: _LONGEST_NAME - 9]} {zlib.crc32(text.encode()):08x}"
+    return text
 
 
 def _part(words: Any, begin: int, end: int | None = None) -> Any:
@@ -112,6 +134,7 @@ def make_words(key: tuple[int, int], epoch: int, offset: int) -> np.ndarray:
     return np.array(words, np.uint32)
 
 
+_LONGEST_NAME = 150
 _SHAPE, _DTYPE = (5,), np.dtype(np.uint32)
 _NO_STATE = "`state` must be what `init_state(key)` or the last step returned"
 _WRITE = "pass `jax.random.key(0)`, `jax.random.PRNGKey(0)` or an integer"
@@ -169,13 +192,18 @@ def check_state(state: Any, fingerprint: Fingerprint) -> None:
     """Refuses states of other pipelines; the error names what differs."""
     if not isinstance(state, PipelineState):
         refuse_key(state)
-        raise StateError(
-            f"{_NO_STATE}, got {type(state).__name__}; write `state = loader.init_state(key)`."
-        )
+        write = "write `state = loader.init_state(key)`"
+        if isinstance(state, dict) and "checksum" in state:
+            write = "for a dict that `get_state()` gave, write `batches.set_state(saved)`"
+        raise StateError(f"{_NO_STATE}, got {type(state).__name__}; {write}.")
     words = state.words
     if words.shape != _SHAPE or words.dtype != _DTYPE:
         _refuse_words(words)
-    theirs = state.fingerprint
+    check_fingerprint(state.fingerprint, fingerprint)
+
+
+def check_fingerprint(theirs: Fingerprint, fingerprint: Fingerprint) -> None:
+    """Refuses the fingerprint of another pipeline; the error names what differs."""
     if theirs is fingerprint or theirs == fingerprint:
         return
     has, wants = [], []

@@ -15,6 +15,7 @@ from typing import Any
 from ..base.errors import PipelineError
 from ..base.identity import Identity
 from ..order.position import Remainder
+from ..order.rows import Part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class StageTraits:
     changes_mask: bool = False
     light: bool = False  # it is quick to compile: a program may contain it many times
     hands_through: bool = False  # it does not change values and mask
+    lane_wise: bool = False  # in a batch, each element is treated as if it were alone
     callbacks: tuple[Any, ...] = ()  # Python functions that it runs once per batch, in order
     placement: Any = None  # the device or sharding that batches go to from here on
 
@@ -45,6 +47,8 @@ class Traits:
     length: int = 0  # elements in an epoch
     unknown_length: bool = False  # an epoch ends when an iterator ends; its length is not known
     remainder: Remainder = "wrap"  # what happens at the end of an epoch
+    read_lanes: tuple[int, ...] | None = None  # those that are read, if not `lanes`
+    part: Part | None = None  # which part of each batch is read, if not all of it
     order: Identity = ()  # in which order the data is visited
     path: Identity = ()  # for combined sources: which elements of which data these are
 

@@ -45,7 +45,7 @@ class DevicePutTransform(Stage[Any, Any]):
 
     @property
     def traits(self) -> StageTraits:  # type: ignore[override]
-        return StageTraits(light=True, hands_through=True, placement=self.device)
+        return StageTraits(light=True, hands_through=True, lane_wise=True, placement=self.device)
 
     @property
     def _label(self) -> str:

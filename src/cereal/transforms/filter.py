@@ -34,7 +34,7 @@ class FilterTransform(Stage[Any, Any]):
     [([0, 1, 2], [False, False, False]), ([3, 4, 5], [True, True, True])]
     """
 
-    traits: ClassVar[StageTraits] = StageTraits(changes_mask=True)
+    traits: ClassVar[StageTraits] = StageTraits(changes_mask=True, lane_wise=True)
 
     fn: Function
 

@@ -70,7 +70,7 @@ class NormalizeImageTransform(Stage[Any, Any]):
     ('float32', 1.0)
     """
 
-    traits: ClassVar[StageTraits] = StageTraits(light=True)
+    traits: ClassVar[StageTraits] = StageTraits(light=True, lane_wise=True)
 
     image_key: str = static_field(default="image")
     dtype: Any = static_field(default=np.dtype(np.float32))
@@ -106,7 +106,7 @@ class FlattenImageTransform(Stage[Any, Any]):
     (16,)
     """
 
-    traits: ClassVar[StageTraits] = StageTraits(light=True)
+    traits: ClassVar[StageTraits] = StageTraits(light=True, lane_wise=True)
 
     image_key: str = static_field(default="image")
 

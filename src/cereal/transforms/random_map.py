@@ -34,7 +34,7 @@ class RandomMapTransform(Stage[Any, B], Generic[B]):
     True
     """
 
-    traits: ClassVar[StageTraits] = StageTraits(random=True)
+    traits: ClassVar[StageTraits] = StageTraits(random=True, lane_wise=True)
 
     fn: Function
 

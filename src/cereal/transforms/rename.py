@@ -22,7 +22,7 @@ class RenameTransform(Stage[Any, Any]):
     ['image', 'label']
     """
 
-    traits: ClassVar[StageTraits] = StageTraits(light=True)
+    traits: ClassVar[StageTraits] = StageTraits(light=True, lane_wise=True)
 
     renames: tuple[tuple[str, str], ...] = static_field()
 

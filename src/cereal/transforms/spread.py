@@ -36,7 +36,8 @@ class SpreadTransform(Stage[Any, Any]):
 
     def mask_shape(self, before: tuple[int, ...], spec: Spec) -> tuple[int, ...]:
         del spec
-        return (*self.placement.padded, *before[len(self.placement.lanes) :])
+        lanes, padded = self.placement.lanes, self.placement.padded
+        return (*padded, *before[len(lanes) :]) if before[: len(lanes)] == lanes else before
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
         del keys

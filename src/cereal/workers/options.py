@@ -76,7 +76,7 @@ class Options(NamedTuple):
             return CALLER
         if workers is not None and kind is not None:
             return Setting("thread" if kind == "thread" else "process", workers)
-        small = Spec(source.element_spec()).nbytes < _LARGE
+        small = bytes_read(source) < _LARGE
         left_open = workers is None and kind is None and self.timeout is None
         if left_open and source.traits.quick and small:
             return CALLER
@@ -94,7 +94,7 @@ class Options(NamedTuple):
 
     def ahead(self, source: Positional[Any]) -> Ahead:
         """How many batches are read ahead."""
-        size = Spec(source.element_spec()).nbytes
+        size = bytes_read(source)
         return Ahead(self.prefetch, size, source.traits.ahead, source._plan.batch)
 
 
@@ -119,6 +119,12 @@ class Ahead(NamedTuple):
     def batches(self, count: int) -> int:
         """How many batches exist at once: read ahead, being read, and with the user."""
         return self(count) + count + 4
+
+
+def bytes_read(source: Positional[Any]) -> int:
+    """How many bytes of a batch this process reads."""
+    size, share = Spec(source.element_spec()).nbytes, source._share
+    return size if share is None else int(size * share.fraction)
 
 
 def program_of(source: Any) -> Any:

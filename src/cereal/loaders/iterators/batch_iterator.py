@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any, Generic, TypeVar
 
 from ...base.errors import EpochWarning, UsageError
 from ...base.unseen import raise_unseen
 from ...pipeline.source import Mask
 from ...pipeline.walk import Key
+from .checkpointable import nothing, read_from, write_into
 
 T = TypeVar("T")
 
@@ -40,6 +41,8 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
     # The key and the epoch that it begins with, if it is to run that epoch from beginning to end
     # and the batches depend on the key; otherwise None.
     began: tuple[Key, int] | None = None
+    together: Any = None  # what the processes of a job do together
+    _begun_together, _step = False, 0
 
     def __init__(self) -> None:
         # Two locks, both used by `with`, so that no interrupt leaves them locked. Other threads
@@ -66,7 +69,23 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
         with self._turn:
             self._refuse_if_busy()
             with self._busy:
+                if self.together is not None and self.together.needed:
+                    return self._advance_together()
                 return self._advance()
+
+    def _advance_together(self) -> tuple[T, Mask]:
+        """The same, where several processes make one batch."""
+        if not self._begun_together:
+            self.together.begin(self._position())
+            self._begun_together, self._step = True, 0
+        pair = self._advance()
+        self.together.made(self._step, *pair)
+        self._step += 1
+        return pair
+
+    def _position(self) -> str:
+        """Words that say where it is, if it knows."""
+        return ""
 
     def _refuse_if_busy(self) -> None:
         if self._busy.locked():
@@ -124,7 +143,69 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
             self._refuse_if_busy()
             with self._busy:
                 self._set_state(state)
-                self._ended = False
+                self._ended = self._begun_together = False
+
+    def get_state(self) -> dict[str, Any]:
+        """The state as a dict of numbers and text, which JSON keeps exactly; for checkpoints.
+
+            manager.save(step, args=ocp.args.Composite(
+                model=ocp.args.StandardSave(params),
+                data=ocp.args.JsonSave(batches.get_state())))
+
+        It is one for the whole job, whatever the number of hosts, devices and workers. Any thread
+        may ask, also while a batch is made; it takes microseconds, and waits for no device. (The
+        state of a stream, such as a rollout, is an array on a device, and has to be waited for.)
+
+        >>> import cereal
+        >>> loader = cereal.DataLoader([cereal.RangeSource(10), cereal.BatchTransform(4)])
+        >>> batches = loader.iterate(loader.init_state(0))
+        >>> batch, mask = next(batches)
+        >>> saved = batches.get_state()
+        >>> saved["epoch"], saved["offset"], saved["pipeline"]["length"]
+        (0, 4, 10)
+        """
+        return self._saved_now()
+
+    def set_state(self, saved: dict[str, Any]) -> None:
+        """Goes on from where `get_state` was called: here, in another process, another time.
+
+        Workers, devices and the batch size may have changed. A state of another pipeline or of a
+        newer version, or a damaged one, is refused; the iterator is then where it was before.
+
+        >>> import cereal
+        >>> loader = cereal.DataLoader([cereal.RangeSource(10), cereal.BatchTransform(4)])
+        >>> batches = loader.iterate(loader.init_state(0))
+        >>> batch, mask = next(batches)
+        >>> smaller = cereal.DataLoader([cereal.RangeSource(10), cereal.BatchTransform(3)])
+        >>> rest = smaller.iterate(smaller.init_state(0))
+        >>> rest.set_state(batches.get_state())
+        >>> [batch.tolist() for batch, mask in rest]
+        [[4, 5, 6], [7, 8, 9]]
+        """
+        self.state = self._state_from(saved)
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Writes `get_state()` into a checkpoint of Orbax v1, which calls this.
+
+        ocp.save_checkpointables(path, {"model": params, "data": batches})
+        """
+        return write_into(directory, self.get_state())
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Goes on from a checkpoint of Orbax v1, which calls this.
+
+        ocp.load_checkpointables(path, {"model": like, "data": batches})
+        """
+        self.set_state(read_from(directory))
+        return nothing()
+
+    @abstractmethod
+    def _saved_now(self) -> dict[str, Any]:
+        """The state as a dict; like `_state_now`, it must not wait for a batch."""
+
+    @abstractmethod
+    def _state_from(self, saved: Any) -> Any:
+        """The state in such a dict, or a StateError."""
 
     @abstractmethod
     def _state_now(self) -> Any:

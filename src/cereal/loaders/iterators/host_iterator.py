@@ -23,7 +23,8 @@ from ...host.host_data import identity_on_host
 from ...pipeline.execute import Delivery, moved
 from ...pipeline.source import Mask
 from ...pipeline.state import PipelineState
-from ...pipeline.walk import Walk
+from ...pipeline.walk import Key, Walk
+from ..many_hosts.ends import Ends, agreed_end
 from .iterator import WalkingIterator
 
 T = TypeVar("T")
@@ -43,6 +44,10 @@ class HostIterator(WalkingIterator[T]):
         # Whether to make no batch early: callbacks run only when the user asks for a batch, and an
         # unknown end must not be met before its turn.
         self._plainly = bool(source.traits.callbacks) or source.traits.unknown_length
+        share = source._share
+        if share is not None and share.touched and not share.placement.is_local:
+            # Programs of several processes must run in one order, and some may read late.
+            self._plainly = True
         super().__init__(source, *args)
 
     def _start(self, state: PipelineState, steps: int | None) -> None:
@@ -102,8 +107,8 @@ class HostIterator(WalkingIterator[T]):
         if self._track is None:
             self._open(step)
         rows: Any = self._track.take(step - self._base)  # type: ignore[union-attr]
-        while self._source.traits.unknown_length and self._epoch_is_over(step):
-            rows, step = self._next_epoch(step), 0
+        while self._source.traits.unknown_length and (over := self._epoch_is_over(step)):
+            rows, step = self._next_epoch(step, over), 0
         self._made[step] = self._delivered(rows)
 
     def _delivered(self, rows: Any) -> tuple[Any, Any]:
@@ -121,14 +126,18 @@ class HostIterator(WalkingIterator[T]):
         plan = self._source._plan
         return plan.batch if plan.remainder == "drop" else 1
 
-    def _epoch_is_over(self, step: int) -> bool:
+    def _epoch_is_over(self, step: int) -> Ends | None:
+        """Where the iterators end, if one of them has no more elements for this step."""
         epoch, offset = self._walk.at(step)
         end = self._source._iterators.end_of(self._walk.key, epoch)
-        return end is not None and offset + self._least > end
+        over = end is not None and offset + self._least > end
+        lanes, plan = self._source._lanes_here, self._source._plan
+        own = plan.batch if lanes is None else int(min(lanes.max(initial=-1) + 1, plan.batch))
+        return agreed_end(end, over, offset + own, self._source.traits.placement)
 
-    def _next_epoch(self, step: int) -> Any:
+    def _next_epoch(self, step: int, ends: Ends) -> Any:
         epoch, offset = self._walk.at(step)
-        end = self._source._iterators.end_of(self._walk.key, epoch) or 0
+        end = ends.first(epoch)
         nothing = offset == 0 and end < self._least
         following = Walk(self._source._plan, self._walk.key, epoch + 1, 0)
         following.total = self._left
@@ -148,6 +157,10 @@ class HostIterator(WalkingIterator[T]):
     def _state_now(self) -> PipelineState:
         state = super()._state_now()
         return moved(self._source, state, state.words)
+
+    def _bookmark_at(self, key: Key, epoch: int, offset: int) -> Any:
+        iterators = self._source._iterators
+        return None if iterators is None else iterators.bookmark_at(key, epoch, offset)
 
     @property
     def skipped(self) -> int:

@@ -24,6 +24,8 @@ from ..progress import progress_bar
 from .batch_iterator import BatchIterator
 from .learnt import Learnt
 from .read_ahead import LEAST_CALLS, batches_per_call, read_many
+from .saved_state import position_from, saved_position
+from .saved_stream import saved_stream, stream_from
 
 T = TypeVar("T")
 
@@ -86,10 +88,27 @@ class WalkingIterator(BatchIterator[T]):
             later = 0 if self._steps is not None else (self._epochs or 1) - 1
             self._learnt.ended(key, epoch + later)
 
+    def _position(self) -> str:
+        epoch, offset = self._walk.at(self._walk.handed)
+        return f"key {self._walk.key}, epoch {epoch}, element {offset}, {self._left} steps to go"
+
     def _state_now(self) -> PipelineState:
         walk = self._walk
         words = put_words(walk.words_at(walk.handed), self._source.traits.placement)
         return PipelineState(words, self._source._fingerprint)
+
+    def _saved_now(self) -> dict[str, Any]:
+        walk = self._walk
+        epoch, offset = walk.at(walk.handed)
+        bookmark = self._bookmark_at(walk.key, epoch, offset)
+        return saved_position(self._source._fingerprint, walk.key, epoch, offset, bookmark)
+
+    def _bookmark_at(self, key: Key, epoch: int, offset: int) -> Any:
+        """How to continue without reading again, if the data only iterates; otherwise None."""
+        del key, epoch, offset
+
+    def _state_from(self, saved: Any) -> PipelineState:
+        return position_from(saved, self._source._fingerprint)
 
     def _set_state(self, state: PipelineState) -> None:
         check_state(state, self._source._fingerprint)
@@ -225,6 +244,12 @@ class StreamIterator(BatchIterator[T]):
 
     def _state_now(self) -> Any:
         return _copied(self._at[0])
+
+    def _saved_now(self) -> dict[str, Any]:
+        return saved_stream(self._at[0])
+
+    def _state_from(self, saved: Any) -> Any:
+        return stream_from(saved, self._at[0])
 
     def _set_state(self, state: Any) -> None:
         self._at = _copied(state), self._left

@@ -36,10 +36,21 @@ def packed(bookmark: Bookmark) -> np.ndarray | None:
             return None
     except (TypeError, ValueError):
         return None
+    return from_text(text)
+
+
+def from_text(text: str) -> np.ndarray | None:
+    """The bytes of a bookmark, given its text; None if it is too long."""
     coded = len(text.encode()).to_bytes(4, "little") + text.encode()
     if len(coded) > BOOKMARK_BYTES:
         return None
     return np.frombuffer(coded.ljust(BOOKMARK_BYTES, b"\0"), np.uint8).copy()
+
+
+def text_of(array: np.ndarray) -> str:
+    """The text in the bytes of a bookmark; empty if they hold none."""
+    size = int.from_bytes(array[:4].tobytes(), "little")
+    return array[4 : 4 + size].tobytes().decode() if 0 < size <= BOOKMARK_BYTES - 4 else ""
 
 
 def _equal(found: Any, given: Any) -> bool:
@@ -54,10 +65,9 @@ def _equal(found: Any, given: Any) -> bool:
 
 def unpacked(array: np.ndarray) -> Bookmark | None:
     """The bookmark in these bytes; None if they hold none."""
-    size = int.from_bytes(array[:4].tobytes(), "little")
-    if not 0 < size <= BOOKMARK_BYTES - 4:
+    text = text_of(array)
+    if not text:
         return None
-    text = array[4 : 4 + size].tobytes()
     epoch, position, state, *key = json.loads(text, object_hook=_from_plain)
     return Bookmark(Run(epoch, (key[0][0], key[0][1]) if key else None), position, state)
 

@@ -1,0 +1,40 @@
+"""A few numbers from every process to every process, through JAX's own collectives.
+
+All processes that have devices of the mesh must call this together, in the same order as their
+other programs.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+
+def exchange(numbers: np.ndarray, mesh: Mesh) -> dict[int, np.ndarray]:
+    """The numbers (uint32, of one shape in all processes) of every process, by its index."""
+    devices, spread, share = _over_all(mesh)
+    shape = (len(devices), *numbers.shape)
+    given = jax.make_array_from_callback(
+        shape, spread, lambda _: numbers[None], dtype=numbers.dtype
+    )
+    found = share(given)
+    if not found.addressable_shards:  # no device of the mesh belongs to this process
+        return {}
+    whole = np.asarray(found.addressable_shards[0].data)
+    return {device.process_index: whole[k] for k, device in enumerate(devices)}
+
+
+@lru_cache(maxsize=8)
+def _over_all(mesh: Mesh) -> tuple[list[Any], NamedSharding, Any]:
+    devices = list(mesh.devices.ravel())
+    if {device.process_index for device in devices} == set(range(jax.process_count())):
+        devices = jax.devices()  # these are the same everywhere, even if the meshes are not
+    devices = sorted(devices, key=lambda device: device.id)
+    flat = Mesh(np.array(devices), ("all",), axis_types=(AxisType.Auto,))
+    everywhere = NamedSharding(flat, PartitionSpec())
+    share = jax.jit(lambda x: x, out_shardings=everywhere)
+    return devices, NamedSharding(flat, PartitionSpec("all")), share

@@ -1,0 +1,1 @@
+"""Loaders that share their batches with other devices and processes."""

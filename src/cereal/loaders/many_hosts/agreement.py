@@ -1,0 +1,116 @@
+"""Processes that share batches must have built the same loader, and begin at the same state.
+
+Otherwise their programs would differ, and wait for each other for ever; or they would not differ,
+and give wrong batches. So before the first step each process sends a few digests to all others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...base.errors import PipelineError
+from ...base.identity import in_words
+from ...base.spec import format_spec
+from ...device.exchange import exchange
+from ...device.placement import is_spread
+from ...pipeline.pipeline import root_of
+from ...pipeline.positional import Positional
+from ..drawing import lines_of
+
+_MOST_BYTES = 256 * 2**20
+_PIECES, _PIECE = 64, 1 << 20
+
+
+class Agreement:
+    """What the processes of a job compare; does nothing if all devices belong to one process."""
+
+    def __init__(self, source: Any) -> None:
+        self._source, self._placement = source, source.traits.placement
+        self._agreed = False
+
+    @property
+    def needed(self) -> bool:
+        return is_spread(self._placement) and not self._placement.is_local
+
+    def check(self, where: str | None) -> None:
+        """Compares the loaders, and where the next step begins, in words.
+
+        None: only the loaders, and only once.
+        """
+        if not self.needed or (where is None and self._agreed):
+            return
+        parts = {**self._parts, "the position that it begins at": str(where)}
+        found = exchange(np.stack([_digest(text) for text in parts.values()]), self._placement.mesh)
+        first = min(found, default=0)
+        for process in sorted(found):
+            same = (found[process] == found[first]).all(axis=1)
+            if not same.all():
+                differ = [name for name, equal in zip(parts, same, strict=True) if not equal]
+                raise PipelineError(_message(process, first, differ, parts))
+        self._agreed = True
+
+    @cached_property
+    def _parts(self) -> dict[str, str]:
+        source, placement = self._source, self._placement
+        traits = source.traits
+        devices = [int(device.id) for device in placement.mesh.devices.ravel()]
+        parts = {
+            "the stages": "\n".join(map(_stage, lines_of(source))),
+            "the batches": f"{format_spec(source.element_spec())}, {traits.lanes}, "
+            f"{traits.remainder}",
+            "`sharding=`": f"{placement.in_words()}, devices {devices}",
+            "the data in memory": ", ".join(map(_content, jax.tree.leaves(source))),
+        }
+        parts["the order"] = "that of a stream"  # the same number of parts in all processes
+        if isinstance(source, Positional):
+            length, order, random_stages = source._fingerprint
+            parts["the order"] = f"{length} elements, {in_words(order)}, {random_stages} random"
+        return parts
+
+
+def _message(process: int, first: int, differ: list[str], parts: dict[str, str]) -> str:
+    here = "\n".join(f"{name}: {parts[name]}" for name in differ)
+    return (
+        f"processes {first} and {process} do not have the same loader: they differ in "
+        f"{' and '.join(differ)}. All processes must build the same pipeline over the same data, "
+        f"and begin at the same state. In this process, which is number {jax.process_index()}:\n"
+        f"{here}"
+    )
+
+
+def _stage(line: Any) -> str:
+    """A stage and what it gives. Of a source only its type: hosts may keep files in other places."""
+    label = line.of._label
+    label = label.partition("(")[0] if line.of is root_of(line.source) else label
+    return f"{label}: {format_spec(line.source.element_spec())}"
+
+
+def _digest(text: str) -> np.ndarray:
+    return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), np.uint32)
+
+
+def _content(leaf: Any) -> str:
+    """A checksum of an array of which every process has a whole copy; of a large one, of pieces."""
+    if not isinstance(leaf, jax.Array) or not leaf.is_fully_replicated:
+        return "-"
+    data = leaf.addressable_shards[0].data if leaf.addressable_shards else None
+    if data is None:
+        return "-"  # this process has none; nobody compares it with the others
+    if data.nbytes <= _MOST_BYTES:
+        return f"{data.dtype}{data.shape} {zlib.crc32(_bytes(data)):08x}"
+    each = max(1, _PIECE * data.shape[0] // data.nbytes)
+    starts = np.linspace(0, data.shape[0] - each, _PIECES).astype(int)
+    found = 0
+    for start in starts.tolist():
+        found = zlib.crc32(_bytes(data[start : start + each]), found)
+    return f"{data.dtype}{data.shape} {found:08x}"
+
+
+def _bytes(data: Any) -> Any:
+    return np.ascontiguousarray(np.asarray(data)).reshape(-1).view(np.uint8)

@@ -1,0 +1,71 @@
+"""Loaders that share their batches: `sharding=` over a mesh, `shard=` without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...base.errors import PipelineError
+from ...base.numbers import as_optional_count
+from ...device.placement import in_words
+from ...device.sharding_option import batch_sharding
+from ...functions.traced_stage import with_arrays
+from ...pipeline.source import Source
+from ...transforms.spread import SpreadTransform
+from .agreement import Agreement
+from .replicas import ReplicaCheck
+from .shards import take_shard
+
+
+def divided(source: Source[Any], sharding: Any, shard: Any, check_replicas: Any) -> Source[Any]:
+    """The pipeline as these options of a loader say.
+
+    Data in memory is copied to every device of the mesh, once, unless it was put somewhere.
+    """
+    every = as_optional_count(check_replicas, "check_replicas", "DataLoader")
+    if sharding is not None and shard is not None:
+        raise PipelineError(
+            "DataLoader: `sharding=` gives every process its part of global batches, and `shard=` "
+            "gives local ones; pass one of them."
+        )
+    if sharding is None:
+        if every is not None:
+            raise PipelineError(
+                "DataLoader: `check_replicas=` compares the batches of processes that share a "
+                "mesh; pass `sharding=`, too."
+            )
+        return take_shard(source, shard)
+    if source.traits.placement is not None:
+        raise PipelineError(
+            f"DataLoader: `sharding=` says where batches go, and so does the DevicePutTransform to "
+            f"{in_words(source.traits.placement)}; leave one of them out."
+        )
+    placement = batch_sharding(sharding, source, every)
+    made = SpreadTransform(placement)(source)
+    return made if made.traits.host else with_arrays(made, placement.replicated)
+
+
+class Together:
+    """What the processes of a job do together: they compare their loaders, and some batches."""
+
+    def __init__(self, source: Any) -> None:
+        placement = source.traits.placement
+        self._agreement = Agreement(source)
+        self._check = None
+        if self._agreement.needed and placement.check_replicas:
+            self._check = ReplicaCheck(placement)
+        self.needed = self._agreement.needed
+
+    def begin(self, where: str) -> None:
+        """Before the first step of an iteration; `where` says in words from where."""
+        if self.needed:
+            self._agreement.check(where)
+
+    def begin_scan(self) -> None:
+        """Before a scan; its state is not looked at, since that would wait for the device."""
+        if self.needed:
+            self._agreement.check(None)
+
+    def made(self, step: int, batch: Any, mask: Any) -> None:
+        """After each batch; `step` counts them, from 0 on."""
+        if self._check is not None:
+            self._check(step, batch, mask)
