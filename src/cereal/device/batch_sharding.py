@@ -12,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..base.capture import is_traced
 from ..base.spec import Spec
+from .transfer import from_parts, to_host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,5 @@ class BatchSharding:
             return leaf
         if self.is_local:
             return jax.device_put(leaf, self.everywhere)
-        value = np.asarray(leaf)
-        return jax.make_array_from_callback(
-            value.shape, self.everywhere, lambda index: value[index], dtype=value.dtype
-        )
+        value = to_host(leaf)
+        return from_parts(value.shape, self.everywhere, lambda index: value[index], value.dtype)

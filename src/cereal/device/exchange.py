@@ -13,18 +13,18 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from .transfer import from_parts, to_host
+
 
 def exchange(numbers: np.ndarray, mesh: Mesh) -> dict[int, np.ndarray]:
     """The numbers (uint32, of one shape in all processes) of every process, by its index."""
     devices, spread, share = _over_all(mesh)
     shape = (len(devices), *numbers.shape)
-    given = jax.make_array_from_callback(
-        shape, spread, lambda _: numbers[None], dtype=numbers.dtype
-    )
+    given = from_parts(shape, spread, lambda _: numbers[None], numbers.dtype)
     found = share(given)
     if not found.addressable_shards:  # no device of the mesh belongs to this process
         return {}
-    whole = np.asarray(found.addressable_shards[0].data)
+    whole = to_host(found.addressable_shards[0].data)
     return {device.process_index: whole[k] for k, device in enumerate(devices)}
 
 

@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..base.spec import Spec
 from .batch_sharding import BatchSharding
 from .placement import fitted
+from .transfer import from_parts
 
 Bounds = tuple[int, int]
 
@@ -46,6 +47,7 @@ class Share:
         self._find_cells()
         self.lanes = self._numbers()
         self._layouts: dict[Any, Layout] = {}
+        self._last_key: tuple[bytes, Any] = b"", None
 
     def _whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of a global array, from that of an array for a whole batch."""
@@ -85,13 +87,14 @@ class Share:
 
     def _numbers(self) -> np.ndarray:
         lanes, count = self.placement.lanes, len(self._outer)
-        outer = np.indices(self._outer).reshape(count, math.prod(self._outer))[:, self._cells]
+        unit = np.arange(math.prod(self._unit)).reshape(self._unit)
+        if not count:
+            return unit
+        outer = np.indices(self._outer).reshape(count, -1)[:, self._cells]
         real = (outer < np.array(lanes[:count], int).reshape(-1, 1)).all(axis=0)
         strides = np.array([math.prod(lanes[axis + 1 :]) for axis in range(count)], int)
-        first = np.where(real, strides @ outer if count else 0, math.prod(lanes))
-        unit = np.arange(math.prod(self._unit)).reshape(self._unit)
-        numbers = first.reshape(-1, *(1,) * len(self._unit)) + unit
-        return numbers if count else numbers[0]
+        first = np.where(real, strides @ outer, math.prod(lanes))
+        return first.reshape(-1, *(1,) * len(self._unit)) + unit
 
     @property
     def fraction(self) -> float:
@@ -121,7 +124,16 @@ class Share:
             shape = self._whole((*self.placement.lanes[: len(self._outer)], *rest))
             return self._array(x, shape, self._by_lanes(shape), None, lead=lead)
 
-        return rows.map(spread)
+        return rows.map(spread).replaced(key=self._key(rows.key))
+
+    def _key(self, key: Any) -> Any:
+        """The key on every device; it is the same for all steps of an iteration."""
+        words = np.asarray(key)
+        last, made = self._last_key
+        if last != words.tobytes():
+            made = self.placement.replicated(words)
+            self._last_key = words.tobytes(), made
+        return made
 
     def _array(
         self,
@@ -207,7 +219,7 @@ class Layout:
             where, sizes = self._parts[tuple(each.start or 0 for each in index)]
             return local[where].reshape(sizes) if self._flat else local[where]
 
-        return jax.make_array_from_callback(self._shape, self._sharding, part, dtype=local.dtype)
+        return from_parts(self._shape, self._sharding, part, local.dtype)
 
 
 def inner_parts(placement: BatchSharding) -> list[Any]:

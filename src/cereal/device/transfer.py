@@ -4,6 +4,7 @@ Under `jax_transfer_guard="disallow"`, JAX allows only explicit transfers, by `d
 `device_get`. These take 10 to 20 µs more on the CPU, so they are used only if the guard is on:
 
     to_device, hand_over   `jax.device_put`, or as an argument of a program
+    from_parts             `jax.make_array_from_callback`, which the guard takes for an implicit one
     to_host                `jax.device_get`, or `np.asarray`
 """
 
@@ -40,6 +41,14 @@ def sent(values: Any) -> Any:
     """The arguments of a program; moved to the device here if the transfer guard is on."""
     free = _config.jax_transfer_guard_host_to_device in _FREE
     return values if free else jax.device_put(values)
+
+
+def from_parts(shape: tuple[int, ...], sharding: Any, part: Any, dtype: Any) -> jax.Array:
+    """A global array of which `part(index)` gives what the devices of this process have."""
+    if _config.jax_transfer_guard_host_to_device not in ("disallow", "log"):
+        return jax.make_array_from_callback(shape, sharding, part, dtype=dtype)
+    with jax.transfer_guard_host_to_device("allow"):
+        return jax.make_array_from_callback(shape, sharding, part, dtype=dtype)
 
 
 def to_host(array: Any) -> np.ndarray:

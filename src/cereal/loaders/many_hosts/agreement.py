@@ -85,7 +85,7 @@ def _message(process: int, first: int, differ: list[str], parts: dict[str, str])
 
 
 def _stage(line: Any) -> str:
-    """A stage and what it gives. Of a source only its type: hosts may keep files in other places."""
+    """A stage and what it gives. Of a source only its type: hosts may keep files elsewhere."""
     label = line.of._label
     label = label.partition("(")[0] if line.of is root_of(line.source) else label
     return f"{label}: {format_spec(line.source.element_spec())}"
