@@ -111,9 +111,7 @@ def check_places(loader: DataLoader[Any], found: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["function", "arrays"])
 @pytest.mark.parametrize("stages", ["none", "random"])
-def test_scans_and_evaluation_are_spread(
-    tmp_path: Path, name: str, stages: str, kind: str
-) -> None:
+def test_scans_and_evaluation_are_spread(tmp_path: Path, name: str, stages: str, kind: str) -> None:
     pipeline = [source_of(name, tmp_path), BatchTransform(12), *STAGES[stages]]
     plain, loader = DataLoader(pipeline), DataLoader(pipeline, sharding=(mesh_of(kind), "data"))
     zero = jnp.int32(0)
