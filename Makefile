@@ -87,7 +87,7 @@ bench: pyproject.toml ## Print all figures; the peers are installed in .venv-ben
 	-$(BENCH)/pip install --quiet --disable-pip-version-check torch
 	for script in import_time start_up checkpoint captured functions range_check open_cache gather_rows flip_and_crop in_memory combined windows \
 		host_memmap host_small_batches per_element host_photos host_scan processes choosing photos_processes memmap_rate \
-		mnist rollouts; do \
+		sharded_assembly sharded_programs share_of_bytes mnist rollouts; do \
 		$(BENCH)/python benchmarks/$$script.py || exit 1; done
 	$(BENCH)/pip install --quiet --disable-pip-version-check gymnax==0.0.9  # the last that cyreal unpacks
 	$(BENCH)/python benchmarks/rollouts.py --cyreal
