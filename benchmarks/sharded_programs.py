@@ -258,4 +258,4 @@ if __name__ == "__main__":
         save_arrays(Path(name) / "rows", data)
         for kind in (AxisType.Auto, AxisType.Explicit):
             steps(Path(name), data, kind)
-            epoch(data, kind, options.pairs)
+            epoch(data, kind, options.pairs if kind == AxisType.Auto else options.pairs // 3)
