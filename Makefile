@@ -55,8 +55,9 @@ fuzz: $(INSTALLED) ## Random pipelines against a NumPy reference: make fuzz MINU
 soak: $(INSTALLED) ## Worker processes are killed at random: make soak MINUTES=10
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) --seed $(SEED)
 
-elastic: $(INSTALLED) ## One digest for every number of workers, batches ahead, way to run and restart
+elastic: $(INSTALLED) ## One digest for every number of workers, processes and devices, mesh, way to run and restart
 	$(BIN)/python benchmarks/digest.py --all
+	$(BIN)/python -m benchmarks.digest_hosts --all
 
 test-bridges: .venv-bridges/.installed ## Tests with torch, TensorFlow, Grain, Hugging Face, Brax, Jumanji and Craftax, in .venv-bridges
 	$(BRIDGES)/python -m pytest -m bridges tests/bridges
@@ -86,7 +87,7 @@ bench: pyproject.toml ## Print all figures; the peers are installed in .venv-ben
 	-$(BENCH)/pip install --quiet --disable-pip-version-check torch
 	for script in import_time start_up checkpoint captured functions range_check open_cache gather_rows flip_and_crop in_memory combined windows \
 		host_memmap host_small_batches per_element host_photos host_scan processes choosing photos_processes memmap_rate \
-		mnist rollouts; do \
+		sharded_assembly sharded_programs share_of_bytes mnist rollouts; do \
 		$(BENCH)/python benchmarks/$$script.py || exit 1; done
 	$(BENCH)/pip install --quiet --disable-pip-version-check gymnax==0.0.9  # the last that cyreal unpacks
 	$(BENCH)/python benchmarks/rollouts.py --cyreal

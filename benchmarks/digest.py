@@ -1,7 +1,9 @@
 """One digest for every way to run a pipeline: the promise of the library, in one number.
 
-    python benchmarks/digest.py          nine cells, as `make test` runs them
+    python benchmarks/digest.py          nine cells, as `make slow` runs them
     python benchmarks/digest.py --all    all cells, as `make elastic` runs them
+
+The same over meshes of devices in several processes is in `digest_hosts.py`.
 
 SHA-256 over the first 300 batches of a pipeline with random integers added on the host and in JAX.
 A cell is a number of workers, threads or processes, a number of batches read ahead, a way to run
@@ -71,16 +73,21 @@ class Flip:
         return {**element, "x": element["x"] ^ 1}
 
 
+def pipeline(on_batches: tuple[Any, ...] = (HostMapTransform(count),)) -> list[Any]:
+    """The stages; `on_batches` are those of Python that see whole batches."""
+    return [
+        DiskSampleSource(length=LENGTH, sample_fn=read, ordering="shuffle"),
+        HostRandomMapTransform(add_on_host),
+        Flip(),
+        BatchTransform(BATCH),
+        *on_batches,
+        RandomMapTransform(add_in_jax),
+    ]
+
+
 def make_loader(workers: int, prefetch: int, kind: Any = None) -> DataLoader[Any]:
     return DataLoader(
-        [
-            DiskSampleSource(length=LENGTH, sample_fn=read, ordering="shuffle"),
-            HostRandomMapTransform(add_on_host),
-            Flip(),
-            BatchTransform(BATCH),
-            HostMapTransform(count),
-            RandomMapTransform(add_in_jax),
-        ],
+        pipeline(),
         workers=workers,
         prefetch=prefetch,
         worker_type=kind if workers else None,
@@ -127,6 +134,15 @@ def pieces(restarts: int, seed: int) -> Iterator[int]:
     yield from (b - a for a, b in itertools.pairwise([0, *cuts, STEPS]))
 
 
+def as_bytes(batch: Any, mask: Any) -> bytes:
+    """All that is digested of a batch of NumPy arrays."""
+    named = (*sorted(batch.items()), ("mask", mask))
+    return b"".join(
+        f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes()
+        for name, array in named
+    )
+
+
 def digest(cell: Cell) -> str:
     """The digest of the first batches, run as the cell says."""
     found = hashlib.sha256()
@@ -139,9 +155,7 @@ def digest(cell: Cell) -> str:
             state = state.replaced(jnp.asarray(words))
         batches, state = WAYS[cell.way](loader, state, steps)
         for batch, mask in jax.device_get(batches):
-            for name, array in (*sorted(batch.items()), ("mask", mask)):
-                found.update(f"{name} {array.dtype} {array.shape}".encode())
-                found.update(np.ascontiguousarray(array).tobytes())
+            found.update(as_bytes(batch, mask))
         words = np.asarray(state.words)
         loader.close()
     return found.hexdigest()

@@ -58,10 +58,9 @@ def test_caches(where: str, tmp_path: Path) -> None:
 
 
 def test_streams() -> None:
-    source = cereal.UnbatchTransform()(
-        MapTransform(lambda b: b * 2)(BatchTransform(6)(RangeSource(60)))
-    )
-    stages = [source, BatchTransform(8)]
+    double = MapTransform(lambda batch: batch * 2)
+    stages = [RangeSource(60), BatchTransform(6), double, cereal.UnbatchTransform()]
+    stages.append(BatchTransform(8))
     plain, loader = DataLoader(stages), DataLoader(stages, sharding=(MESH, "data"))
     ours, theirs = loader.init_state(0), plain.init_state(0)
     assert equal(arrays(loader.iterate(ours, steps=6)), arrays(plain.iterate(theirs, steps=6)))

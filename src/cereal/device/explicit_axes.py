@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 
 def gathered(table: Any, indices: Any) -> Any:
@@ -37,3 +39,14 @@ def reshaped(array: Any, *shape: int) -> Any:
     if mesh is None:
         return array.reshape(shape)
     return lax.reshape(array, shape, out_sharding=NamedSharding(mesh, PartitionSpec()))
+
+
+@contextlib.contextmanager
+def without_explicit_axes(spread: bool) -> Iterator[None]:
+    """What is traced here does not know of explicit axes that the user has set (`jax.set_mesh`), if
+    it is for batches that are `spread` over a mesh: their stages run as if axes were automatic."""
+    if not spread or AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
+        yield
+        return
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        yield

@@ -22,6 +22,8 @@ from ..base.capture import is_concrete
 from ..base.errors import PipelineError
 from ..base.pytree import pytree_dataclass, set_fields, static_field
 from ..base.spec import Spec, format_spec, is_array_like
+from ..device.explicit_axes import without_explicit_axes
+from ..device.placement import is_spread
 from .function import Function
 from .meaning import Traced, trace, tracing_context
 from .unchanged import Proof, proof_of
@@ -161,7 +163,12 @@ def current(source: N, state: Any, *, thorough: bool = True) -> N:
     stages = source.__dict__.get("_traced_stages")
     if stages is None:
         stages = source.__dict__["_traced_stages"] = _traced_stages(source)
-    changed = {id(s): now for s in stages if (now := _now(s)) is not s} if stages else {}
+    if not stages:
+        return source
+    pipeline: Any = source
+    placement = pipeline.traits.placement
+    with without_explicit_axes(is_spread(placement) and placement.explicit):
+        changed = {id(s): now for s in stages if (now := _now(s)) is not s}
     if not changed:
         return source
     made = jax.tree.map(lambda x: changed.get(id(x), x), source, is_leaf=_is_traced_stage)

@@ -27,10 +27,9 @@ def infer_spec(stage: Stage[Any, Any], source: Source[Any]) -> tuple[Stage[Any, 
     )
     keys, lanes = None, source.traits.lanes
     if stage.traits.random:
-        keys = jax.eval_shape(
-            lambda: jax.random.split(jax.random.key(0, impl=KEY_TYPE), lanes or (1,))
-        )
-        keys = keys if lanes else jax.eval_shape(lambda k: k[0], keys)
+        keys = jax.eval_shape(lambda: jax.random.key(0, impl=KEY_TYPE))
+        # Of a mesh that was set, nothing is kept: batches may lie elsewhere.
+        keys = jax.ShapeDtypeStruct(lanes, keys.dtype)
     mask = jax.ShapeDtypeStruct(source.traits.mask_shape, jnp.bool_)
     spec = source.element_spec()
     try:

@@ -140,7 +140,7 @@ class Delivery:
             self._stripped = placement.replicated(self._stripped)
             # (If processes made masks by programs, each would do so in other steps.)
             if ahead and placement.is_local and placement.padded == placement.lanes:
-                self._full = FullMasks(placement.padded, placement.mask)
+                self._full = FullMasks(placement.padded, placement.mask, spread=True)
         elif ahead:  # many batches will come, and their masks may be made together
             self._full = FullMasks(source.traits.lanes, placement)
 
@@ -169,8 +169,10 @@ class Delivery:
         leaves, structure = jax.tree.flatten(found.values)
         values = jax.tree.unflatten(structure, share.batch(leaves, kept=self._source._kept))
         mask = _mask(found, rows)
-        if self._full is not None and (mask is None or mask.all()):
-            return values, self._full.take()
+        # Under a mesh, a program runs on its devices, which may be others.
+        full = self._full if jax.sharding.get_abstract_mesh().empty else None
+        if full is not None and (mask is None or mask.all()):
+            return values, full.take()
         return values, share.mask(np.ones(rows.index.shape, np.bool_) if mask is None else mask)
 
     def _moved(self, made: tuple[Any, Any]) -> tuple[Any, Any]:

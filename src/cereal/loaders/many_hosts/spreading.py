@@ -8,7 +8,7 @@ from ...base.errors import PipelineError
 from ...base.numbers import as_optional_count
 from ...device.placement import in_words
 from ...device.sharding_option import batch_sharding
-from ...functions.traced_stage import with_arrays
+from ...functions.traced_stage import current, with_arrays
 from ...pipeline.source import Source
 from ...transforms.spread import SpreadTransform
 from .agreement import Agreement
@@ -41,6 +41,8 @@ def divided(source: Source[Any], sharding: Any, shard: Any, check_replicas: Any)
         )
     placement = batch_sharding(sharding, source, every)
     made = SpreadTransform(placement)(source)
+    if placement.explicit:  # stages were traced under the mesh, if the user has set it
+        made = current(made, None)
     return made if made.traits.host else with_arrays(made, placement.replicated)
 
 
