@@ -216,6 +216,9 @@ _TORCH = {
     "seed": INIT_KEY,
     "key": INIT_KEY,
     "dataset": "put it into the list: `DataLoader([dataset, ...])`",
+    "mesh": 'write `sharding=(mesh, "data")`, with the axis of the mesh that divides batches',
+    "shard_options": 'write `sharding=(mesh, "data")` for global batches, or `shard="jax"` for '
+    "those of this process",
 }
 
 
@@ -243,6 +246,7 @@ def refuse_options(options: dict[str, Any]) -> None:
             f'`DataLoader([ArraySampleSource(data, ordering="shuffle"), BatchTransform(128)])`.'
         )
     raise UsageError(
-        f"DataLoader got an unknown option `{name}=`; it takes `pipeline`, a list of stages, and "
-        f"`workers`, `prefetch`, `on_error` and `timeout` for what Python reads."
+        f"DataLoader got an unknown option `{name}=`; it takes `pipeline`, a list of stages; "
+        f"`workers`, `worker_type`, `prefetch`, `on_error` and `timeout` for what Python reads; and "
+        f"`sharding`, `shard` and `check_replicas` for many devices."
     )
