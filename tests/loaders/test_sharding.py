@@ -32,6 +32,9 @@ ROWS = {"x": np.arange(N * WIDTH, dtype=np.int32).reshape(N, WIDTH), "y": np.ara
 KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 
 
+SLOWLY = [pytest.param(x, marks=pytest.mark.slow) for x in (P("data"), P(("data", "model")))]
+
+
 def mesh_of(kind: str = "auto", shape: tuple[int, ...] = (2, 2)) -> Any:
     names = ("data", "model")[: len(shape)]
     return jax.make_mesh(shape, names, axis_types=(KINDS[kind],) * len(shape))
@@ -82,7 +85,7 @@ def keep(carry: Any, batch: Any, mask: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("spec", [P("data"), P("data", "model"), P(("data", "model"))], ids=str)
+@pytest.mark.parametrize("spec", [P("data", "model"), *SLOWLY], ids=str)
 @pytest.mark.parametrize("stages", STAGES)
 @pytest.mark.parametrize("name", ["function", "arrays", "memory map"])
 def test_batches_are_those_of_a_loader_without_a_mesh(

@@ -21,7 +21,9 @@ MESH = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 EXPLICIT = jax.make_mesh((2, 2), ("data", "model"))
 
 
-@pytest.mark.parametrize("mesh", [MESH, EXPLICIT], ids=["auto", "explicit"])
+@pytest.mark.parametrize(
+    "mesh", [MESH, pytest.param(EXPLICIT, marks=pytest.mark.slow)], ids=["auto", "explicit"]
+)
 @pytest.mark.parametrize("kind", [*KINDS, *MORE])
 def test_batches_are_those_without_a_mesh(kind: str, mesh: Any, tmp_path: Path) -> None:
     stages = pipelines(tmp_path)[kind]

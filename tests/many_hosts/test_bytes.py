@@ -11,6 +11,7 @@ from tests.many_hosts.launch import launch
 MESHES = ("data", "data x model", "data x seq")
 
 
+@pytest.mark.slow  # two processes
 def test_each_of_two_processes_reads_its_half(tmp_path: Path) -> None:
     cells = [["data x seq", "file", 32], ["data", "file", 32], ["data", "function", 32]]
     for found in _counted(tmp_path, 2, 1, cells):

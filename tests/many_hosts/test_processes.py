@@ -23,6 +23,7 @@ def test_two_processes_read_half_of_every_batch() -> None:
     assert [each["reads"] for each in found] == [40, 40]  # of 80, in ten steps
 
 
+@pytest.mark.slow
 def test_devices_that_do_not_follow_the_order_of_processes() -> None:
     found = alike(2, 2, mesh="data", source="function", order="mixed", stage=True, size=10)
     assert [each["reads"] for each in found] == [60, 60]  # a batch of 10 is padded to 12
