@@ -100,7 +100,7 @@ def main(steps: int, axes: dict[str, int]) -> list[float]:
             batches = loader.iterate(state, steps=part)
             for windows, mask in batches:
                 train, loss = step_fn(train, windows, mask)
-                losses.append(float(loss))  # (steps in flight starve each other on few CPU cores)
+                losses.append(loss)
             state = batches.state
         loader.close()
     parts = {str(each.index): len(each.data) for each in windows.addressable_shards}
@@ -110,7 +110,7 @@ def main(steps: int, axes: dict[str, int]) -> list[float]:
         f"devices of the mesh {dict(mesh.shape)}: {sum(parts.values())} of {BATCH} windows of a "
         f"batch, {held} of {sum(each.size for each in train[0].values())} parameters per device"
     )
-    return losses
+    return [float(loss) for loss in losses]
 
 
 def start_here(processes: int, options: list[str]) -> int:

@@ -19,7 +19,13 @@ SCRIPT = EXAMPLES / "many_hosts.py"
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    """Without the settings of `conftest`: eight devices, and programs that are compiled anew.
+
+    A program with the collectives of FSDP that XLA loads from the cache of compiled programs may
+    wait for itself for ever on few CPU cores, with or without cereal; XLA ends the process then.
+    """
+    ours = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
     return {**kept, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2", **more}
 
 
@@ -41,15 +47,14 @@ def ran(*options: str) -> str:
     return done.stdout
 
 
-def test_every_mesh_gives_the_same_losses(capsys: pytest.CaptureFixture[str]) -> None:
-    main = example("many_hosts").main
-    alone = main(6, {"data": -1})
-    assert alone[0] == pytest.approx(np.log(64), abs=0.2)
-    assert alone[-1] < alone[0] - 0.5
-    np.testing.assert_allclose(main(6, {"data": 2, "fsdp": -1}), alone, rtol=1e-4)
-    first, second = capsys.readouterr().out.splitlines()
-    assert "{'data': 4}: 32 of 32 windows of a batch, 104448 of 104448 parameters" in first
-    assert "{'data': 2, 'fsdp': 2}: 32 of 32 windows of a batch, 52224 of 104448" in second
+def test_eight_devices_learn_the_same_with_and_without_fsdp() -> None:
+    alone, spread = ran(), ran("--fsdp")
+    losses = losses_in(alone)
+    assert losses[0] == pytest.approx(np.log(64), abs=0.2)
+    assert losses[-1] < losses[0] - 1
+    np.testing.assert_allclose(losses_in(spread), losses, atol=2e-4)
+    assert "{'data': 8}: 32 of 32 windows of a batch, 104448 of 104448 parameters" in alone
+    assert "{'data': 2, 'fsdp': 4}: 32 of 32 windows of a batch, 26112 of 104448" in spread
 
 
 def test_fsdp_spreads_the_longest_axis_that_it_divides() -> None:
