@@ -84,6 +84,15 @@ _DESCRIPTORS = Path("/proc/self/fd")
 _FEW = 4
 
 
+@pytest.fixture
+def compiled_anew() -> Iterator[None]:
+    """Programs are compiled, and not loaded from the cache of compiled programs."""
+    before = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    jax.config.update("jax_enable_compilation_cache", before)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_programs_pile_up() -> Iterator[None]:
     """What a file has compiled leaves memory after it."""

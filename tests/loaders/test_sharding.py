@@ -290,3 +290,25 @@ def test_worker_processes_read_a_part_of_a_row(tmp_path: Path) -> None:
         for found, wanted in pairs:
             check_same(found, wanted, 8)
     loader.close()
+
+
+@pytest.mark.usefixtures("compiled_anew")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spec", [P("data"), P("data", "model")], ids=str)
+def test_data_that_is_itself_spread_over_the_mesh(kind: str, spec: P) -> None:
+    mesh = mesh_of(kind)
+    images = np.arange(64 * 8 * 8, dtype=np.uint32).reshape(64, 8, 8).astype(np.uint8)
+    data = {"x": images, "y": np.arange(64, dtype=np.int32)}
+    places = {"x": NamedSharding(mesh, spec), "y": NamedSharding(mesh, P("data"))}
+    plain = DataLoader([ArraySampleSource(data, ordering="shuffle"), BatchTransform(8)])
+    source = ArraySampleSource(jax.device_put(data, places), ordering="shuffle")
+    loader = DataLoader([source, BatchTransform(8)], sharding=(mesh, "data"))
+    wanted = list(plain.iterate(plain.init_state(1), steps=4))
+    state = loader.init_state(1)
+    for found, want in zip(loader.iterate(state, steps=4), wanted, strict=True):
+        check_same(found, want, 8)
+        check_places(loader, found)
+    batch, _, mask = jax.jit(lambda loader, state: loader.next_batch(state))(loader, state)
+    check_same((batch, mask), wanted[0], 8)
+    _, total, _ = loader.scan_epoch(state, jnp.int32(0), keep, steps=4)
+    assert int(total) == sum(int(batch["y"].sum()) for batch, _ in wanted)

@@ -35,8 +35,10 @@ class Job:
     def __init__(self, function: str, processes: int, devices: int, arguments: Any) -> None:
         address, given = f"localhost:{_free_port()}", json.dumps(arguments)
         paths = [str(_ROOT / "src"), str(_ROOT), os.environ.get("PYTHONPATH", "")]
+        # Not from the cache of compiled programs: one with several collectives may wait for itself.
+        known = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
         environment = {
-            **os.environ,
+            **known,
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
