@@ -38,6 +38,15 @@ def spec_of(name: str) -> Any:
     return {"x": P("data", "seq"), "y": P("data")} if name == "data x seq" else P("data")
 
 
+def _mapped() -> Any:
+    """The rows in files of this process's own."""
+    import tempfile
+
+    folder = f"{tempfile.mkdtemp()}/rows"
+    cereal.save_arrays(folder, rows())
+    return folder
+
+
 def gathered(tree: Any) -> Any:
     """Global arrays as NumPy arrays, whole in every process."""
     return jax.tree.map(lambda x: multihost_utils.process_allgather(x, tiled=True), tree)
@@ -55,17 +64,18 @@ def all_alike(mesh: str, source: str, stage: bool, explicit: bool, order: str, s
         sources = {
             "function": lambda: DiskSampleSource(LENGTH, read, ordering="shuffle"),
             "arrays": lambda: cereal.ArraySampleSource(rows(), ordering="shuffle"),
+            "memory map": lambda: cereal.MemmapSource(_mapped(), ordering="shuffle"),
         }
         stages = [MapTransform(lambda b: {**b, "x": 2 * b["x"]})] if stage else []
         return [sources[source](), BatchTransform(size, pad_last_batch=True), *stages]
 
     alone = DataLoader(
         pipeline(lambda i: {"x": rows()["x"][i], "y": np.int32(i)}),
-        workers=0 if source == "function" else None,
+        workers=None if source == "arrays" else 0,
     )
     found = mesh_of(mesh, explicit=explicit, order=order)
     loader = DataLoader(
-        pipeline(read), sharding=(found, spec_of(mesh)), workers=1 if source == "function" else None
+        pipeline(read), sharding=(found, spec_of(mesh)), workers=None if source == "arrays" else 1
     )
     want = [jax.device_get(pair) for pair in alone.iterate(alone.init_state(5), steps=10)]
     seen.clear()

@@ -36,6 +36,13 @@ def test_two_processes(mesh: str, source: str, stage: bool, explicit: bool) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("order", ["as it is", "mixed"])
+@pytest.mark.parametrize("stage", [False, True])
+def test_parts_of_rows_of_a_memory_map(order: str, stage: bool) -> None:
+    alike(2, 2, mesh="data x seq", source="memory map", order=order, stage=stage)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("source", ["function", "arrays"])
 def test_four_processes(mesh: str, source: str) -> None:

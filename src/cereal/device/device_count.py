@@ -32,13 +32,13 @@ def _devices(context: Any) -> int:
     # The bet: a lowering has its number of devices, or its mesh, under these private names. If it
     # is lost, `tests/device/test_device_count.py` fails first.
     axes = context.module_context.axis_context
-    _refuse_other_processes(getattr(axes, "device_assignment", None))
+    refuse_other_processes(getattr(axes, "device_assignment", None))
     mesh_size = getattr(getattr(axes, "mesh", None), "size", None)
     found = getattr(axes, "num_devices", None) or mesh_size
     return jax.device_count() if found is None else int(found)
 
 
-def _refuse_other_processes(devices: Any) -> None:
+def refuse_other_processes(devices: Any) -> None:
     """Refuses programs over several processes: JAX would call Python in the first one only, and
     send the results to the others."""
     here = jax.process_index()

@@ -107,6 +107,8 @@ class Share:
     def batch(self, leaves: list[Any], lead: int = 0, kept: Any = None) -> list[jax.Array]:
         """The arrays of a batch as global arrays, from the local ones. `kept` says, for each, which
         indices of its inner axes were read (None: all)."""
+        if not leaves:
+            return []
         kept = [None] * len(leaves) if kept is None else kept
         each = zip(leaves, self._shapes, self._shardings, kept, strict=True)
         return [self._array(*args, lead=lead) for args in each]
@@ -116,11 +118,16 @@ class Share:
         shape, rows = self.placement.padded, self.placement.mask
         return self._array(mask, shape, rows, None, lead=0, fill=False)
 
-    def rows(self, rows: Any, lead: int) -> Any:
-        """All arrays of fetched rows, for compiled stages."""
+    def rows(self, rows: Any, lead: int, batch: Any = None, kept: Any = None) -> Any:
+        """All arrays of fetched rows, for a program. `batch` are those among them that no compiled
+        stage changes: they are laid out as in `batch()`."""
         outer = 1 if self._outer else 0
+        leaves = [] if batch is None else jax.tree.leaves(batch)
+        done = dict(zip(map(id, leaves), self.batch(leaves, lead, kept), strict=True))
 
         def spread(x: np.ndarray) -> jax.Array:
+            if id(x) in done:
+                return done[id(x)]
             x = x.astype(canonical(x.dtype), copy=False)  # a long index: `high` has its upper bits
             rest = x.shape[lead + outer :]
             shape = self._whole((*self.placement.lanes[: len(self._outer)], *rest))

@@ -16,7 +16,8 @@ import jax
 import numpy as np
 
 from ..base.spec import spec_of
-from ..device.device_count import device_count_of_program
+from ..device.device_count import device_count_of_program, refuse_other_processes
+from ..device.placement import is_spread
 from ..order.rows import Rows, whole_index
 from ..reading.read_context import ReadContext, use_read_context
 from .callbacks import guard, poison
@@ -29,6 +30,9 @@ def fetched_in_program(source: Any, rows: Rows, position: Any = None) -> Rows:
 
     `position` is a state's words and its bookmark: a loader that reads ahead needs it.
     """
+    placement = source.traits.placement
+    if is_spread(placement):
+        refuse_other_processes(placement.device_set)
     for data in host_data_in(source):
         data.enter_program()
     service, identity = source._service_number, identity_on_host(source)

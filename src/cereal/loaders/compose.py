@@ -247,6 +247,6 @@ def refuse_options(options: dict[str, Any]) -> None:
         )
     raise UsageError(
         f"DataLoader got an unknown option `{name}=`; it takes `pipeline`, a list of stages; "
-        f"`workers`, `worker_type`, `prefetch`, `on_error` and `timeout` for what Python reads; and "
-        f"`sharding`, `shard` and `check_replicas` for many devices."
+        f"`workers`, `worker_type`, `prefetch`, `on_error` and `timeout` for what Python reads; "
+        f"and `sharding`, `shard` and `check_replicas` for many devices."
     )

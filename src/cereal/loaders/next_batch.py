@@ -61,6 +61,7 @@ class NextBatch(Generic[T]):
 
         Only of the first one: waiting for the state's words at every step would halve the speed.
         """
-        if is_concrete(state.words) and state.words.is_fully_addressable:
+        words = state.words
+        if is_concrete(words) and (words.is_fully_addressable or words.is_fully_replicated):
             check_within(host_words(state)[3], source.traits.length)
             self._looked = True

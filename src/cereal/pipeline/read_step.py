@@ -18,7 +18,7 @@ from jax.sharding import AxisType, PartitionSpec
 from ..device.batch_sharding import BatchSharding
 from ..device.explicit_axes import explicit_mesh
 from ..device.placement import check_in_program, fitted, is_spread, place_step
-from ..order.rows import Rows
+from ..order.rows import Plan, Rows
 
 
 def read_step(source: Any, rows: Rows) -> tuple[Any, Any]:
@@ -41,6 +41,27 @@ def read_step(source: Any, rows: Rows) -> tuple[Any, Any]:
     run: Any = jax.sharding.auto_axes(read, out_sharding=places)
     values, mask = run(source, rows)
     return jax.tree.unflatten(placement.spec.structure, values), mask
+
+
+def rows_of_steps(source: Any, plan: Plan, words: Any, steps: int) -> tuple[Rows, Any]:
+    """The routed rows of the next steps, and the words after them; inside of a program.
+
+    With explicit axes, JAX does not find out by itself that each device needs only its own lanes.
+    """
+
+    def compute(source: Any, words: Any) -> tuple[Rows, Any]:
+        rows, words = plan.rows_for(words, steps)
+        return source._route(rows), words
+
+    placement = source.traits.placement
+    explicit = is_spread(placement) and placement.explicit and placement.padded == placement.lanes
+    if not explicit or explicit_mesh(*jax.tree.leaves((source, words))) is None:
+        return compute(source, words)
+    rows, _ = jax.eval_shape(compute, source, words)
+    divided = rows.map(lambda x: fitted(placement.rows, x.ndim, 1))
+    places = (divided.replaced(key=placement.everywhere), placement.everywhere)
+    run: Any = jax.sharding.auto_axes(compute, out_sharding=places)
+    return run(source, words)
 
 
 def _read(source: Any, rows: Rows) -> tuple[Any, Any]:

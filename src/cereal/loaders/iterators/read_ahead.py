@@ -18,7 +18,7 @@ from ...base.spec import Spec
 from ...device.placement import is_spread, place, place_step
 from ...order.rows import Rows
 from ...pipeline.positional import Positional
-from ...pipeline.read_step import read_step
+from ...pipeline.read_step import read_step, rows_of_steps
 
 MOST_BYTES = 64 * 2**20
 # A program for many batches takes a fraction of a second longer to compile, so there must be enough
@@ -28,8 +28,7 @@ LEAST_CALLS = 8
 
 @partial(jax.jit, static_argnames="count")
 def _read_many(source: Positional[Any], words: Any, count: int) -> tuple[list[Any], Any]:
-    rows, words = source._plan.rows_for(words, count)
-    rows = source._route(rows)
+    rows, words = rows_of_steps(source, source._plan, words, count)
 
     def read(rows: Rows) -> tuple[Any, Any]:
         return read_step(source, rows)

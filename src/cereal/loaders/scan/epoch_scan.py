@@ -25,7 +25,7 @@ from ...functions.function import function_name
 from ...order.position import Remainder
 from ...order.rows import Rows
 from ...pipeline.positional import Positional, step_ending
-from ...pipeline.read_step import read_step
+from ...pipeline.read_step import read_step, rows_of_steps
 from ...pipeline.source import Source
 from ...pipeline.state import PipelineState
 from ..masked_mean import note_unbatched
@@ -167,8 +167,8 @@ def _scan_rows(
     plan = source._plan.ending(remainder)
 
     def run(words: Any, carry: Any, steps: int) -> tuple[Any, Any, Any]:
-        rows, words = plan.rows_for(words, steps)
-        carry, outputs = scan_read(source, source._route(rows), carry, body, unroll)
+        rows, words = rows_of_steps(source, plan, words, steps)
+        carry, outputs = scan_read(source, rows, carry, body, unroll)
         return words, carry, outputs
 
     def run_chunk(loop: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], Any]:

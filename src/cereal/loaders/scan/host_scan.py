@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -50,7 +51,7 @@ def scan_host(
         source._iterators.adopt(state.bookmark)
     light, pieces, running = stripped(source), [], deque()
     share, placement = source._share, source.traits.placement
-    given = sent if share is None else lambda rows: share.rows(rows, 1)
+    given = sent if share is None else partial(_spread, source)
     light = light if share is None else placement.replicated(light)
     # The smaller chunk, if any, comes first: it is read sooner, and others are read meanwhile.
     plan = ((0, 1, rest), (rest, whole, chunk))
@@ -77,6 +78,13 @@ def scan_host(
         pieces.append(outputs)
     words = put_words(walk.words_at(steps), placement)
     return moved(source, state, words), carry, joined(pieces)
+
+
+def _spread(source: Any, rows: Any) -> Any:
+    """Fetched rows of several steps as global arrays, of which this process has read its part."""
+    found = source._untouched(rows)
+    batch = None if found is None else found.values
+    return source._share.rows(rows, 1, batch, source._kept)
 
 
 def _track(source: Any, words: Any, count: int, each: int, remainder: Remainder | None) -> Any:
