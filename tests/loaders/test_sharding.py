@@ -255,6 +255,20 @@ def test_a_state_goes_on_with_any_mesh_and_without_one() -> None:
         check_same(pair, want, 8)
 
 
+@pytest.mark.parametrize("name", ["function", "arrays"])
+def test_a_state_of_another_mesh_goes_on_in_every_way(tmp_path: Path, name: str) -> None:
+    pipeline = [source_of(name, tmp_path), BatchTransform(12)]
+    first = DataLoader(pipeline, sharding=(mesh_of(), "data"))
+    small = jax.make_mesh((2,), ("data",), devices=jax.devices()[1:3])
+    second = DataLoader(pipeline, sharding=(small, "data"))
+    _, state, _ = first.next_batch(first.init_state(0))
+    want, _, mask = first.next_batch(state)
+    found, _, real = second.next_batch(state)
+    check_same((found, real), (want, mask), 12)
+    _, _, outputs = second.scan_epoch(state, jnp.int32(0), keep, steps=1)
+    check_same(jax.tree.map(lambda x: x[0], outputs), (want, mask), 12)
+
+
 def test_a_changed_function_is_seen() -> None:
     factor = {"by": 1}
     source = ArraySampleSource({"y": np.arange(8)}, ordering="sequential")

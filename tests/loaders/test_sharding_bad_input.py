@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import jax
@@ -148,3 +150,11 @@ def test_parameters_elsewhere() -> None:
     message = "`sharding=` puts batches on cpu:0, cpu:1, but `carry` was put on cpu:3; write"
     with pytest.raises(cereal.UsageError, match=message):
         loader.scan_epoch(loader.init_state(0), carry, lambda carry, batch, mask: (carry, None))
+
+
+def test_a_loader_over_a_mesh_cannot_be_pickled_but_copied() -> None:
+    loader = loader_of(NAMED)
+    with pytest.raises(TypeError, match="pickle the pipeline, and build the loader where"):
+        pickle.dumps(loader)
+    batch, _ = next(iter(copy.deepcopy(loader)))
+    assert batch["x"].sharding.spec == P("data")

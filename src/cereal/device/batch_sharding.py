@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -63,6 +64,15 @@ class BatchSharding:
         """The shardings of a tree of arrays, as a tree."""
         return jax.tree.unflatten(jax.tree.structure(values), self.leaves)
 
+    def __deepcopy__(self, _: Any) -> BatchSharding:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a loader with `sharding=` cannot be pickled, since its mesh has devices of this "
+            "process; pickle the pipeline, and build the loader where it is used."
+        )
+
     def in_words(self) -> str:
         """As drawings and errors print it: `P('data') over data=4`."""
         specs = list(dict.fromkeys(str(each.spec) for each in self.leaves))
@@ -74,12 +84,22 @@ class BatchSharding:
         where they are."""
         return jax.tree.map(self._copied, tree)
 
+    def joined(self, leaf: Any) -> Any:
+        """An array of a state, on every device of this mesh; also if it comes from another mesh.
+        One that is divided stays as it is."""
+        if is_traced(leaf) or not isinstance(leaf, jax.Array) or leaf.sharding == self.everywhere:
+            return leaf
+        return self._everywhere(leaf) if leaf.is_fully_replicated or not leaf.committed else leaf
+
     def _copied(self, leaf: Any) -> Any:
         if is_traced(leaf) or not isinstance(leaf, jax.Array | np.ndarray):
             return leaf
         if isinstance(leaf, jax.Array) and leaf.committed and leaf.sharding.device_set:
             return leaf
-        if self.is_local:
+        return self._everywhere(leaf)
+
+    def _everywhere(self, leaf: Any) -> Any:
+        if self.is_local or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             return jax.device_put(leaf, self.everywhere)
         value = to_host(leaf)
         return from_parts(value.shape, self.everywhere, lambda index: value[index], value.dtype)

@@ -211,18 +211,16 @@ def joining(state: Any, placement: Any) -> Any:
     """The state on all devices of the placement, where a program over them would return it.
 
     Otherwise the second epoch would compile again: its state comes from the first epoch's program,
-    and so lies on other devices than the first state did.
+    and so lies on other devices than the first state did. A state may come from another mesh.
     """
-    if is_spread(placement) and not placement.is_local:
-        return placement.replicated(state) if placement.is_here else state
-    if not isinstance(placement, NamedSharding) and not is_spread(placement):
+    if is_spread(placement):
+        return jax.tree.map(placement.joined, state) if placement.is_here else state
+    if not isinstance(placement, NamedSharding):
         return state
     everywhere = NamedSharding(placement.mesh, PartitionSpec())
 
     def put(leaf: Any) -> Any:
-        if not is_concrete(leaf) or leaf.sharding == everywhere:
-            return leaf
-        moves = leaf.is_fully_replicated or not leaf.committed
+        moves = is_concrete(leaf) and (leaf.is_fully_replicated or not leaf.committed)
         return jax.device_put(leaf, everywhere) if moves else leaf
 
     return jax.tree.map(put, state)
