@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
+from ...base.capture import is_concrete
 from ...base.errors import PipelineError
 from ...base.numbers import as_optional_count
+from ...base.spec import format_spec
+from ...device.batch_sharding import BatchSharding
 from ...device.placement import in_words
 from ...device.sharding_option import batch_sharding
 from ...functions.traced_stage import current, with_arrays
@@ -43,7 +48,30 @@ def divided(source: Source[Any], sharding: Any, shard: Any, check_replicas: Any)
     made = SpreadTransform(placement)(source)
     if placement.explicit:  # stages were traced under the mesh, if the user has set it
         made = current(made, None)
+    _check_arrays(made, placement)
     return made if made.traits.host else with_arrays(made, placement.replicated)
+
+
+def _check_arrays(source: Any, placement: BatchSharding) -> None:
+    """Refuses arrays that were put on other devices: a program runs on those of one mesh."""
+    wanted = list(placement.mesh.devices.ravel())
+    for leaf in jax.tree.leaves(source):
+        if not is_concrete(leaf) or not leaf.committed:
+            continue
+        mesh = getattr(leaf.sharding, "mesh", None)
+        found = list(leaf.sharding.device_set if mesh is None else mesh.devices.ravel())
+        if found != wanted:
+            raise PipelineError(
+                f"DataLoader: `sharding=` puts batches on devices {_ids(wanted)}, in this order, "
+                f"but an array of the pipeline, {format_spec(leaf)}, was put on {_ids(found)}; "
+                f"leave it in NumPy, or write `jax.device_put(array, NamedSharding(mesh, P()))` "
+                f"with the same mesh."
+            )
+
+
+def _ids(devices: list[Any]) -> str:
+    ids = [str(device.id) for device in devices]
+    return ", ".join(ids if len(ids) <= 8 else [*ids[:7], "...", ids[-1]])
 
 
 class Together:
