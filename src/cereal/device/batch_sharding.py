@@ -79,7 +79,9 @@ class BatchSharding:
             return leaf
         if isinstance(leaf, jax.Array) and leaf.committed and leaf.sharding.device_set:
             return leaf
-        if self.is_local:
-            return jax.device_put(leaf, self.everywhere)
+        return jax.device_put(leaf, self.everywhere) if self.is_local else self.copied(leaf)
+
+    def copied(self, leaf: Any) -> jax.Array:
+        """An array of which this process has a whole copy, on every device of all processes."""
         value = to_host(leaf)
         return from_parts(value.shape, self.everywhere, lambda index: value[index], value.dtype)

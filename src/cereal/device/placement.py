@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, TypeGuard
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from ..base.capture import is_concrete, is_traced, staging
@@ -213,17 +214,23 @@ def joining(state: Any, placement: Any) -> Any:
     Otherwise the second epoch would compile again: its state comes from the first epoch's program,
     and so lies on other devices than the first state did.
     """
-    if is_spread(placement) and not placement.is_local:
-        return placement.replicated(state) if placement.is_here else state
+    if is_spread(placement) and not placement.is_here:
+        return state
     if not isinstance(placement, NamedSharding) and not is_spread(placement):
         return state
     everywhere = NamedSharding(placement.mesh, PartitionSpec())
 
+    # `device_put` would send it to all processes, to compare it; each has it already.
+    copied = placement.copied if is_spread(placement) and not placement.is_local else None
+
     def put(leaf: Any) -> Any:
+        if copied is not None and isinstance(leaf, np.ndarray):
+            return copied(leaf)
         if not is_concrete(leaf) or leaf.sharding == everywhere:
             return leaf
-        moves = leaf.is_fully_replicated or not leaf.committed
-        return jax.device_put(leaf, everywhere) if moves else leaf
+        if leaf.committed and not leaf.is_fully_replicated:
+            return leaf
+        return jax.device_put(leaf, everywhere) if copied is None else copied(leaf)
 
     return jax.tree.map(put, state)
 

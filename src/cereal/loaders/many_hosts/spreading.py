@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from ...base.capture import is_concrete
+from ...base.capture import eager, is_concrete
 from ...base.errors import PipelineError
 from ...base.numbers import as_optional_count
 from ...base.spec import format_spec
@@ -15,6 +15,7 @@ from ...device.placement import in_words
 from ...device.sharding_option import batch_sharding
 from ...functions.traced_stage import current, with_arrays
 from ...pipeline.source import Source
+from ...pipeline.state import PipelineState
 from ...transforms.spread import SpreadTransform
 from .agreement import Agreement
 from .replicas import ReplicaCheck
@@ -90,10 +91,12 @@ class Together:
         if self.needed:
             self._agreement.check(where)
 
-    def begin_scan(self) -> None:
-        """Before a scan; its state is not looked at, since that would wait for the device."""
-        if self.needed:
-            self._agreement.check(None)
+    def begin_scan(self, state: Any, steps: int) -> None:
+        """Before a scan, outside of programs. Only the first one looks at its state: later states
+        would have to be waited for."""
+        if self.needed and not self._agreement.agreed and eager():
+            where = repr(state) if isinstance(state, PipelineState) else "a stream"
+            self._agreement.check(f"{where}, {steps} steps to go")
 
     def made(self, step: int, batch: Any, mask: Any) -> None:
         """After each batch; `step` counts them, from 0 on."""

@@ -44,8 +44,8 @@ def scan_epoch(
     if staging():
         with raising(source.traits.callbacks):
             return scan_steps(source, state, carry, body_fn, steps, unroll, feedback=feedback)
-    check_given(source.traits.placement, loader=source, state=state, carry=carry)
     state = joining(state, source.traits.placement)
+    check_given(source.traits.placement, loader=source, state=state, carry=carry)
     bar = progress_bar(progress, steps)
     try:
         if source.traits.host and eager() and feedback is None:
