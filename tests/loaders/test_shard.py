@@ -130,3 +130,44 @@ def test_a_state_goes_on_with_another_number_of_parts() -> None:
 def test_jax_in_one_process_is_all_of_it() -> None:
     made = [ArraySampleSource(np.arange(8), ordering="sequential"), BatchTransform(4)]
     assert next(iter(DataLoader(made, shard="jax")))[0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("size", [8, 9])
+def test_parts_of_packed_sequences(size: int) -> None:
+    def loader(**options: Any) -> Any:
+        windows = cereal.WindowSource(np.arange(60.0), 5, predict=2, ordering="shuffle")
+        packed = cereal.TimeSeriesBatchTransform(mode="packed")
+        return DataLoader([windows, BatchTransform(size, pad_last_batch=True), packed], **options)
+
+    whole = loader()
+    for step in (0, len(whole) - 1):
+        batch, mask = jax.device_get(whole.batch_at(0, step))
+        parts = [jax.device_get(loader(shard=(k, 2)).batch_at(0, step)) for k in range(2)]
+        for key in batch:
+            found = np.concatenate([part[key] for part, _ in parts])
+            real = np.concatenate([real for _, real in parts])
+            real = real if key != "target" else real.reshape(-1, 5)[:, 0]
+            wanted = mask if key != "target" else mask.reshape(-1, 5)[:, 0]
+            assert (found[real] == batch[key][wanted]).all()
+            assert real.sum() == wanted.sum() > 0
+
+
+class Endless:
+    def __len__(self) -> int:
+        return 2**62
+
+    def __getitem__(self, index: int) -> np.float32:
+        return np.float32(index % 1000)
+
+
+@pytest.mark.parametrize("size", [8, 7])
+def test_parts_of_data_without_an_end_in_a_program(size: int) -> None:
+    data = cereal.DatasetSource(Endless(), ordering="sequential")
+    stages = [data, BatchTransform(size, pad_last_batch=True)]
+    found = []
+    for k in range(2):
+        loader = DataLoader(stages, shard=(k, 2))
+        batch, state, mask = jax.jit(loader.next_batch)(loader.state_at(0, 3))
+        assert state.offset == 4 * size
+        found += np.asarray(batch)[np.asarray(mask)].tolist()
+    assert found == list(range(3 * size, 4 * size))

@@ -132,6 +132,39 @@ def test_one_device_is_a_mesh_of_one() -> None:
     assert batch["x"].devices() == mask.devices() == {jax.devices()[2]}
 
 
+@pytest.mark.parametrize("put", ["one device", "another order", "a constant of a stage"])
+def test_data_that_was_put_elsewhere(put: str) -> None:
+    turned = Mesh(MESH.devices.ravel()[::-1], ("all",))
+    there: Any = NamedSharding(turned, P()) if put == "another order" else jax.devices()[2]
+    array = jax.device_put(np.arange(8.0), there)
+    source: Any = ArraySampleSource(array, ordering="sequential")
+    stages: list[Any] = []
+    if put == "a constant of a stage":
+        source, stages = (
+            ArraySampleSource(np.arange(8.0)),
+            [cereal.MapTransform(lambda b: b + array[0])],
+        )
+    with pytest.raises(
+        PipelineError, match=r"an array of the pipeline, float32\[8\], was put on .*2"
+    ):
+        DataLoader([source, BatchTransform(4), *stages], sharding=NAMED)
+
+
+def test_padding_that_the_mask_cannot_show() -> None:
+    windows = cereal.WindowSource(np.arange(40.0), 8, predict=4)
+    packed = cereal.TimeSeriesBatchTransform(mode="packed")
+    batch = BatchTransform(10, pad_last_batch=True)
+    with pytest.raises(PipelineError, match=r"padded to \[12\] .* mask \[80\] has no place"):
+        DataLoader([windows, batch, packed], sharding=(MESH, ("data", "model")))
+
+
+def test_packed_batches_that_a_shard_cannot_cut() -> None:
+    windows = cereal.WindowSource(np.arange(40.0), 8, predict=4)
+    stages = [cereal.MapTransform(lambda b: b), cereal.TimeSeriesBatchTransform(mode="packed")]
+    with pytest.raises(PipelineError, match=r"mask \[64\] has not one .* MapTransform"):
+        DataLoader([windows, BatchTransform(8), *stages], shard=(0, 2))
+
+
 def test_a_loader_over_a_global_array_captured_in_shard_map() -> None:
     data = jax.device_put({"y": np.arange(8)}, NamedSharding(MESH, P("data")))
     loader = DataLoader([ArraySampleSource(data, ordering="sequential"), BatchTransform(4)])

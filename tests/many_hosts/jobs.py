@@ -119,7 +119,7 @@ def _raised(work: Any) -> str:
 def different_loaders(what: str) -> str:
     """Processes that did not build the same loader, or begin elsewhere."""
     me = jax.process_index()
-    data = rows()["y"] + (me if what == "data" else 0)
+    data = rows()["y"] + (me if what in ("data", "evaluate") else 0)
     source: Any = cereal.ArraySampleSource(data, ordering="shuffle")
     if what == "order" and me:
         source = cereal.ArraySampleSource(data, ordering="sequential")
@@ -127,8 +127,36 @@ def different_loaders(what: str) -> str:
     devices = jax.devices()[::-1] if what == "mesh" and me else jax.devices()
     mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
     loader = DataLoader([source, BatchTransform(size)], sharding=(mesh, "data"))
-    state = loader.init_state(me if what == "state" else 0)
+    state = loader.init_state(me if "state" in what else 0)
+    if what == "evaluate":
+        return _raised(lambda: cereal.evaluate(loader, lambda batch: batch))
+    if "scan" in what:
+        steps = 2 + me if "steps" in what else 2
+        return _raised(lambda: loader.scan_epoch(state, np.int32(0), _add, steps=steps))
     return _raised(lambda: next(loader.iterate(state)))
+
+
+def _add(total: Any, batch: Any, mask: Any) -> Any:
+    del mask
+    return total + batch.sum(), None
+
+
+def scans_in_a_program() -> list[int]:
+    """Scans inside of `jit`, and from states that were put on one device of each process."""
+    loader = DataLoader(
+        [cereal.ArraySampleSource(rows()["y"], ordering="shuffle"), BatchTransform(8)],
+        sharding=(mesh_of("data"), "data"),
+    )
+
+    @jax.jit
+    def scan(loader: Any, state: Any) -> Any:
+        return loader.scan_epoch(state, jax.numpy.int32(0), _add)[1]
+
+    here = jax.device_put(np.asarray(loader.init_state(0).words), jax.local_devices()[0])
+    state = cereal.PipelineState(here, loader.init_state(0).fingerprint)
+    first = loader.next_batch(state)[1]
+    last, total, _ = loader.scan_epoch(state, jax.numpy.int32(0), _add)
+    return [int(scan(loader, loader.init_state(0))), int(total), int(first.offset), int(last.epoch)]
 
 
 def impure(every: int, guilty: int) -> str:

@@ -16,6 +16,9 @@ JOBS = "tests.many_hosts.jobs:"
         pytest.param("batch", "the batches", marks=pytest.mark.slow),
         pytest.param("mesh", "`sharding=`", marks=pytest.mark.slow),
         pytest.param("state", "the position that it begins at", marks=pytest.mark.slow),
+        pytest.param("scan state", "the position that it begins at", marks=pytest.mark.slow),
+        pytest.param("scan steps", "the position that it begins at", marks=pytest.mark.slow),
+        pytest.param("evaluate", "the data in memory", marks=pytest.mark.slow),
     ],
 )
 def test_processes_that_built_different_loaders(what: str, named: str) -> None:
@@ -65,3 +68,9 @@ def test_a_process_without_devices_takes_part_with_empty_data() -> None:
 def test_python_inside_of_a_program_over_all_processes_is_refused() -> None:
     for said in launch(JOBS + "refused", 2, 2):
         assert all("cannot be part of a program over several processes" in each for each in said)
+
+
+@pytest.mark.slow
+def test_scans_in_programs_and_from_states_of_one_device() -> None:
+    total = sum(range(64))
+    assert launch(JOBS + "scans_in_a_program", 2, 2) == [[total, total, 8, 1]] * 2

@@ -87,7 +87,12 @@ class BatchSharding:
     def joined(self, leaf: Any) -> Any:
         """An array of a state, on every device of this mesh; also if it comes from another mesh.
         One that is divided stays as it is."""
-        if is_traced(leaf) or not isinstance(leaf, jax.Array) or leaf.sharding == self.everywhere:
+        if isinstance(leaf, np.ndarray) and not self.is_local:
+            return self._everywhere(leaf)
+        if is_traced(leaf) or not isinstance(leaf, jax.Array):
+            return leaf
+        there, alike = self.everywhere, leaf.sharding.is_equivalent_to
+        if leaf.sharding == there or (not self.explicit and alike(there, leaf.ndim)):
             return leaf
         return self._everywhere(leaf) if leaf.is_fully_replicated or not leaf.committed else leaf
 

@@ -211,6 +211,12 @@ def _padded(leaves: Any, mask: Any, spec: Spec, traits: Any) -> tuple[int, ...]:
                 f"mask says where."
             )
         made.append(-(-size // parts) * parts)
+    if tuple(made) != lanes and traits.mask_shape[: len(lanes)] != lanes:
+        raise PipelineError(
+            f"{_OWNER}: batches of {list(lanes)} elements would have to be padded to {made} over "
+            f"{_axes_in_words(mask.mesh)}, and their mask {list(traits.mask_shape)} has no place "
+            f"to say so; choose a batch size that the mesh divides."
+        )
     return tuple(made)
 
 

@@ -280,7 +280,7 @@ class DataLoader(Generic[T]):
         source = resolve(current(self.running, state), state)
         if source.traits.host:
             raise_kept((identity_on_host(source),))
-        self.together.begin_scan()
+        self.together.begin_scan(state, steps)
         return scan_epoch(source, state, carry, body_fn, steps, unroll, feedback, progress)
 
     def set_policy_state(self, state: Any, policy_state: Any) -> Any:

@@ -178,14 +178,23 @@ class Plan:
                 f"loader.iterate(state):`, `loader.next_batch(state)` or `loader.scan_epoch(...)` "
                 f"(without `feedback`)."
             )
-        low = words[4] + jnp.arange(steps * self.batch + 1, dtype=jnp.uint32)
-        high = words[3] + (low < words[4]).astype(jnp.uint32)
-        index, lanes = low[:-1].astype(jnp.int32), low.shape[0] - 1
-        epoch = jnp.broadcast_to(words[2], (lanes,))
-        valid = jnp.ones(lanes, jnp.bool_) if self.remainder == "pad" else None
-        rows = Rows(words[:2], epoch, index, valid, high=high[:-1])
-        after = jnp.stack([words[0], words[1], words[2], high[-1], low[-1]])
+        whole = np.arange(self.batch)
+        numbers = whole if self.part is None else self.part.numbers(self.lanes).reshape(-1)
+        lane = np.arange(steps)[:, None] * self.batch + np.minimum(numbers, self.batch - 1)
+        low, high = _added(words, lane.reshape(-1))
+        epoch = jnp.broadcast_to(words[2], low.shape)
+        real = np.tile(numbers < self.batch, steps)
+        valid = jnp.asarray(real) if self.remainder == "pad" else None
+        rows = Rows(words[:2], epoch, low.astype(jnp.int32), valid, high=high)
+        low, high = _added(words, np.array(steps * self.batch))
+        after = jnp.stack([words[0], words[1], words[2], high, low])
         return rows.reshape(steps, *self.lanes), after
+
+
+def _added(words: Any, count: np.ndarray) -> tuple[Any, Any]:
+    """The offset in the words and so many elements more: its lower and its upper word."""
+    low = words[4] + jnp.asarray(count, jnp.uint32)
+    return low, words[3] + (low < words[4]).astype(jnp.uint32)
 
 
 def _read_words(xp: Any, words: Any) -> tuple[Any, Any, Any]:

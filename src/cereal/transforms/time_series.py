@@ -58,7 +58,7 @@ class TimeSeriesBatchTransform(Stage[Any, Any]):
 
     @property
     def traits(self) -> StageTraits:  # type: ignore[override]
-        return StageTraits(changes_mask=self.mode == "packed")
+        return StageTraits(changes_mask=self.mode == "packed", lane_wise=True)
 
     def mask_shape(self, before: tuple[int, ...], spec: Spec) -> tuple[int, ...]:
         return before if self.mode == "batched" else spec.tree[self.sequence_key].shape[:1]

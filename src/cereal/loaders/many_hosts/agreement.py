@@ -32,20 +32,17 @@ class Agreement:
 
     def __init__(self, source: Any) -> None:
         self._source, self._placement = source, source.traits.placement
-        self._agreed = False
+        self.agreed = False  # whether it has been checked
 
     @property
     def needed(self) -> bool:
         return is_spread(self._placement) and not self._placement.is_local
 
-    def check(self, where: str | None) -> None:
-        """Compares the loaders, and where the next step begins, in words.
-
-        None: only the loaders, and only once.
-        """
-        if not self.needed or (where is None and self._agreed):
+    def check(self, where: str) -> None:
+        """Compares the loaders, and where the next step begins, in words."""
+        if not self.needed:
             return
-        parts = {**self._parts, "the position that it begins at": str(where)}
+        parts = {**self._parts, "the position that it begins at": where}
         found = exchange(np.stack([_digest(text) for text in parts.values()]), self._placement.mesh)
         first = min(found, default=0)
         for process in sorted(found):
@@ -53,7 +50,7 @@ class Agreement:
             if not same.all():
                 differ = [name for name, equal in zip(parts, same, strict=True) if not equal]
                 raise PipelineError(_message(process, first, differ, parts))
-        self._agreed = True
+        self.agreed = True
 
     @cached_property
     def _parts(self) -> dict[str, str]:

@@ -55,6 +55,7 @@ def take_shard(source: Source[Any], shard: Any) -> Source[Any]:
     sees = [p for p in stages[first:] if _sees_batches(p)]
     if not sees:
         return _smaller(root, stages, first, part)
+    _check_cuts(source, sees[0])
     label = f"part {index} of {count}"
     warnings.warn(
         f"DataLoader: {sees[0]._label} is given whole batches and may mix their elements, so every "
@@ -67,6 +68,16 @@ def take_shard(source: Source[Any], shard: Any) -> Source[Any]:
     size = -(-lanes[-1] // count)
     spec = jax.tree.map(lambda x: _cut_spec(x, lanes, size), source.element_spec())
     return attach(source, Cutting(_Cut(label), Spec(spec), lanes, part))
+
+
+def _check_cuts(source: Any, stage: Any) -> None:
+    lanes, mask = source.traits.lanes, source.traits.mask_shape
+    if mask[: len(lanes)] != lanes:
+        raise PipelineError(
+            f"DataLoader: `shard=` cannot cut these batches: the mask {list(mask)} has not one "
+            f"value for each of the {list(lanes)} elements, and {stage._label} is given whole "
+            f"batches; put it before the BatchTransform, or use `sharding=`."
+        )
 
 
 def _cut_spec(leaf: Any, lanes: tuple[int, ...], size: int) -> Any:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
+from ...base.capture import eager, is_concrete
 from ...base.errors import PipelineError
 from ...base.numbers import as_optional_count
+from ...base.spec import format_spec
+from ...device.batch_sharding import BatchSharding
 from ...device.placement import in_words
 from ...device.sharding_option import batch_sharding
 from ...functions.traced_stage import current, with_arrays
 from ...pipeline.source import Source
+from ...pipeline.state import PipelineState
 from ...transforms.spread import SpreadTransform
 from .agreement import Agreement
 from .replicas import ReplicaCheck
@@ -43,7 +49,30 @@ def divided(source: Source[Any], sharding: Any, shard: Any, check_replicas: Any)
     made = SpreadTransform(placement)(source)
     if placement.explicit:  # stages were traced under the mesh, if the user has set it
         made = current(made, None)
+    _check_arrays(made, placement)
     return made if made.traits.host else with_arrays(made, placement.replicated)
+
+
+def _check_arrays(source: Any, placement: BatchSharding) -> None:
+    """Refuses arrays that were put on other devices: a program runs on those of one mesh."""
+    wanted = list(placement.mesh.devices.ravel())
+    for leaf in jax.tree.leaves(source):
+        if not is_concrete(leaf) or not leaf.committed:
+            continue
+        mesh = getattr(leaf.sharding, "mesh", None)
+        found = list(leaf.sharding.device_set if mesh is None else mesh.devices.ravel())
+        if found != wanted:
+            raise PipelineError(
+                f"DataLoader: `sharding=` puts batches on devices {_ids(wanted)}, in this order, "
+                f"but an array of the pipeline, {format_spec(leaf)}, was put on {_ids(found)}; "
+                f"leave it in NumPy, or write `jax.device_put(array, NamedSharding(mesh, P()))` "
+                f"with the same mesh."
+            )
+
+
+def _ids(devices: list[Any]) -> str:
+    ids = [str(device.id) for device in devices]
+    return ", ".join(ids if len(ids) <= 8 else [*ids[:7], "...", ids[-1]])
 
 
 class Together:
@@ -62,10 +91,12 @@ class Together:
         if self.needed:
             self._agreement.check(where)
 
-    def begin_scan(self) -> None:
-        """Before a scan; its state is not looked at, since that would wait for the device."""
-        if self.needed:
-            self._agreement.check(None)
+    def begin_scan(self, state: Any, steps: int) -> None:
+        """Before a scan, outside of programs. Only the first one looks at its state: later states
+        would have to be waited for."""
+        if self.needed and not self._agreement.agreed and eager():
+            where = repr(state) if isinstance(state, PipelineState) else "a stream"
+            self._agreement.check(f"{where}, {steps} steps to go")
 
     def made(self, step: int, batch: Any, mask: Any) -> None:
         """After each batch; `step` counts them, from 0 on."""

@@ -78,6 +78,7 @@ def evaluate(loader: DataLoader[Any], fn: Callable[..., Any], *args: Any, key: A
         raise_kept((identity_on_host(source),))
     with raising(source.traits.callbacks):
         if eager():
+            loader.together.begin_scan(state, steps)
             check_given(source.traits.placement, loader=source, state=state)
             return _run(source, state, fn, args, steps, remainder)
         body = _with(args, _metrics(fn))
