@@ -215,7 +215,12 @@ def part_of_the_mesh() -> Any:
         seen.clear()
         for batch, _ in loader.iterate(loader.init_state(0)):
             total += sum(int(shard.data.sum()) for shard in batch["y"].addressable_shards)
-    return {"reads": len(seen), "total": total}
+    reads = len(seen)
+    copies = DataLoader([source, BatchTransform(8)], sharding=(mesh, P()), workers=1)
+    state = copies.next_batch(copies.init_state(0))[1]
+    stream = cereal.IterableSource(lambda: iter([{"y": np.int32(i)} for i in range(9)]))
+    lost = _raised(lambda: DataLoader([stream, BatchTransform(8)], sharding=(mesh, "data")))
+    return {"reads": reads, "total": total, "offset": int(state.offset), "stream": lost}
 
 
 def refused() -> list[str]:
