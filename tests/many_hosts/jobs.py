@@ -155,7 +155,10 @@ def scans_in_a_program() -> list[int]:
     here = jax.device_put(np.asarray(loader.init_state(0).words), jax.local_devices()[0])
     state = cereal.PipelineState(here, loader.init_state(0).fingerprint)
     first = loader.next_batch(state)[1]
-    last, total, _ = loader.scan_epoch(state, jax.numpy.int32(0), _add)
+    carry = {"total": jax.numpy.int32(0), "key": jax.random.key(0)}
+    add = lambda c, batch, mask: ({**c, "total": _add(c["total"], batch, mask)[0]}, None)  # noqa: E731
+    last, carry, _ = loader.scan_epoch(state, carry, add)
+    total = carry["total"]
     return [int(scan(loader, loader.init_state(0))), int(total), int(first.offset), int(last.epoch)]
 
 

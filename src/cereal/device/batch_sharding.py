@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -83,5 +84,8 @@ class BatchSharding:
 
     def copied(self, leaf: Any) -> jax.Array:
         """An array of which this process has a whole copy, on every device of all processes."""
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            words = self.copied(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
         value = to_host(leaf)
         return from_parts(value.shape, self.everywhere, lambda index: value[index], value.dtype)
