@@ -17,7 +17,7 @@ import numpy as np
 from measure import machine, on_gpu, report
 
 import cereal
-from cereal.pipeline.elements import FEW, few_of, read_elements
+from cereal.cache.elements import FEW, few_of, read_elements
 
 N = 10**6
 ROUNDS = 7

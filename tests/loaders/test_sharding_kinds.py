@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from tests.compilations import compilations
 from tests.workers.process_loaders import arrays, equal
 from tests.workers.test_processes import KINDS, MORE, pipelines
 
@@ -87,3 +88,19 @@ def test_errors_of_elements_name_them() -> None:
     masks = [mask.tolist() for _, mask in skips.iterate(skips.init_state(0))]
     assert masks[1] == [True, False, *[True] * 6]
     assert skips.skipped == 1
+
+
+@pytest.mark.parametrize("source", [RangeSource(32), DiskSampleSource(32, np.int32)], ids=str)
+def test_the_second_epoch_is_not_compiled_again(source: Any) -> None:
+    loader = DataLoader([source, BatchTransform(8)], sharding=(MESH, "data"))
+
+    def body(carry: Any, batch: Any, mask: Any) -> Any:
+        del mask
+        return {**carry, "sum": carry["sum"] + batch.sum()}, None
+
+    carry = {"sum": jnp.int32(0), "key": jax.random.key(0), "host": np.zeros(3, np.float32)}
+    state, carry, _ = loader.scan_epoch(loader.init_state(0), carry, body)
+    with compilations() as made:
+        state, carry, _ = loader.scan_epoch(state, carry, body)
+    assert made() == 0
+    assert int(carry["sum"]) == 2 * sum(range(32))

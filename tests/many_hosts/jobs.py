@@ -155,7 +155,10 @@ def scans_in_a_program() -> list[int]:
     here = jax.device_put(np.asarray(loader.init_state(0).words), jax.local_devices()[0])
     state = cereal.PipelineState(here, loader.init_state(0).fingerprint)
     first = loader.next_batch(state)[1]
-    last, total, _ = loader.scan_epoch(state, jax.numpy.int32(0), _add)
+    carry = {"total": jax.numpy.int32(0), "key": jax.random.key(0)}
+    add = lambda c, batch, mask: ({**c, "total": _add(c["total"], batch, mask)[0]}, None)  # noqa: E731
+    last, carry, _ = loader.scan_epoch(state, carry, add)
+    total = carry["total"]
     return [int(scan(loader, loader.init_state(0))), int(total), int(first.offset), int(last.epoch)]
 
 
@@ -215,7 +218,12 @@ def part_of_the_mesh() -> Any:
         seen.clear()
         for batch, _ in loader.iterate(loader.init_state(0)):
             total += sum(int(shard.data.sum()) for shard in batch["y"].addressable_shards)
-    return {"reads": len(seen), "total": total}
+    reads = len(seen)
+    copies = DataLoader([source, BatchTransform(8)], sharding=(mesh, P()), workers=1)
+    state = copies.next_batch(copies.init_state(0))[1]
+    stream = cereal.IterableSource(lambda: iter([{"y": np.int32(i)} for i in range(9)]))
+    lost = _raised(lambda: DataLoader([stream, BatchTransform(8)], sharding=(mesh, "data")))
+    return {"reads": reads, "total": total, "offset": int(state.offset), "stream": lost}
 
 
 def refused() -> list[str]:

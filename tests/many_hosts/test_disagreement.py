@@ -62,6 +62,9 @@ def test_a_process_without_devices_takes_part_with_empty_data() -> None:
     assert (first["reads"], second["reads"], last["reads"]) == (32, 32, 0)
     assert first["total"] + second["total"] == 3 * sum(range(64))
     assert last["total"] == 0
+    assert [each["offset"] for each in (first, second, last)] == [8, 8, 8]
+    assert first["stream"] == second["stream"] == "nothing"
+    assert "no device of this process is in the mesh" in last["stream"]
 
 
 @pytest.mark.slow

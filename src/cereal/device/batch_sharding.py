@@ -104,7 +104,10 @@ class BatchSharding:
         return self._everywhere(leaf)
 
     def _everywhere(self, leaf: Any) -> Any:
-        if self.is_local or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        if self.is_local:
             return jax.device_put(leaf, self.everywhere)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            words = self._everywhere(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
         value = to_host(leaf)
         return from_parts(value.shape, self.everywhere, lambda index: value[index], value.dtype)

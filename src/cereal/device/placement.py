@@ -226,6 +226,17 @@ def joining(state: Any, placement: Any) -> Any:
     return jax.tree.map(put, state)
 
 
+def joined_by(carry: Any, placement: Any) -> Any:
+    """A carry whose arrays are on all devices of a loader's mesh, unless they were put somewhere.
+
+    Otherwise the second epoch would compile again, since the first one returns them there.
+    """
+    if not is_spread(placement) or not placement.is_here:
+        return carry
+    weak = lambda x: getattr(x, "weak_type", False)  # noqa: E731 (a copy may lose this)
+    return jax.tree.map(lambda x: x if weak(x) else placement.replicated(x), carry)
+
+
 def _devices(devices: Any) -> str:
     ids = sorted(devices, key=lambda d: d.id)
     names = ", ".join(f"{d.platform}:{d.id}" for d in ids[:4])

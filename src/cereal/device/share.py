@@ -220,6 +220,9 @@ class Layout:
 
     def array(self, local: np.ndarray) -> jax.Array:
         """The global array; each device gets its part of the local one."""
+        if not self._parts:  # no device is here; JAX may ask for a part even so
+            nothing = np.broadcast_to(np.zeros((), local.dtype), self._shape)
+            return from_parts(self._shape, self._sharding, nothing.__getitem__, local.dtype)
         lead, cells = self._lead, self._local
         if cells is not None and len(cells) != 1:
             local = local.reshape((*local.shape[:lead], *cells, *local.shape[lead + 1 :]))

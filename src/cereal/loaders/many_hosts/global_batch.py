@@ -20,9 +20,10 @@ def global_batch(local_batch: Any, sharding: Any) -> Any:
         process 1: x [4, 784]  /
 
     For batches that do not come from a loader with `sharding=`. Every process passes the rows that
-    its own devices get, in the order of the mesh; nothing is sent between processes. A number for
-    the whole batch is copied to all devices, and must be the same in all processes. `sharding` is
-    what `DataLoader(sharding=)` takes.
+    its own devices get, in the order of the mesh, and equally many in all processes. Nothing is
+    sent between processes, so nobody checks this. A number for the whole batch is copied to all
+    devices; it must be the same in all processes, like rows that several processes hold.
+    `sharding` is what `DataLoader(sharding=)` takes.
 
     >>> import cereal, jax, numpy as np
     >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))

@@ -46,6 +46,12 @@ def divided(source: Source[Any], sharding: Any, shard: Any, check_replicas: Any)
             f"{in_words(source.traits.placement)}; leave one of them out."
         )
     placement = batch_sharding(sharding, source, every)
+    if source.traits.unknown_length and not placement.is_here:
+        raise PipelineError(
+            "DataLoader: no device of this process is in the mesh of `sharding=`, so it would not "
+            "hear where the iterator ends in the others; pass `IterableSource(..., length=...)`, "
+            "or leave this loader out in this process."
+        )
     made = SpreadTransform(placement)(source)
     if placement.explicit:  # stages were traced under the mesh, if the user has set it
         made = current(made, None)

@@ -15,7 +15,7 @@ import jax
 
 from ...base.capture import eager, is_concrete, staging
 from ...base.errors import UsageError
-from ...device.placement import check_given, joining
+from ...device.placement import check_given, joined_by, joining
 from ...host.callbacks import raising
 from ..progress import progress_bar
 from .epoch_scan import chunk_steps, joined, scan_steps
@@ -45,6 +45,7 @@ def scan_epoch(
         with raising(source.traits.callbacks):
             return scan_steps(source, state, carry, body_fn, steps, unroll, feedback=feedback)
     state = joining(state, source.traits.placement)
+    carry = joined_by(carry, source.traits.placement)
     check_given(source.traits.placement, loader=source, state=state, carry=carry)
     bar = progress_bar(progress, steps)
     try:
