@@ -54,7 +54,7 @@ def program(name: Hashable, body: Body, run: Callable[..., Any]) -> Callable[...
     if len(body.functions) > 1 or explicit or not jax.sharding.get_abstract_mesh().empty:
         # Feedback gets the state that the scan carries; and with explicit axes of a mesh, types
         # depend on the code around the body. So the whole program is traced, not only the body.
-        return TracedAgain(partial(run, body.fn))
+        return _whole(name, body, run)
     found = _found_quickly(name, body)
     if found is not None:
         return found
@@ -66,6 +66,15 @@ def program(name: Hashable, body: Body, run: Callable[..., Any]) -> Callable[...
     found = _proved.get(key, lambda: (_by_meaning(name, body, run), proof))[0]
     _remember(name, body, proof, found)
     return found
+
+
+def _whole(name: Hashable, body: Body, run: Callable[..., Any]) -> Any:
+    """A program that is traced whole; again in every call, unless its function is proved."""
+    proof = proof_of(*body.functions)
+    if proof is None or proof.arrays:
+        return TracedAgain(partial(run, body.fn))
+    key = ("whole", name, proof.key, eager(), tracing_context())
+    return _proved.get(key, lambda: (TracedAgain(partial(run, body.fn)), proof))[0]
 
 
 class _Quick(NamedTuple):
