@@ -47,6 +47,7 @@ def ran(*options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow  # compiles for eight devices
 def test_eight_devices_learn_the_same_with_and_without_fsdp() -> None:
     alone, spread = ran(), ran("--fsdp")
     losses = losses_in(alone)

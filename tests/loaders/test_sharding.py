@@ -32,7 +32,9 @@ ROWS = {"x": np.arange(N * WIDTH, dtype=np.int32).reshape(N, WIDTH), "y": np.ara
 KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 
 
-SLOWLY = [pytest.param(x, marks=pytest.mark.slow) for x in (P("data"), P(("data", "model")))]
+def slowly(value: Any) -> Any:
+    """A parameter for `make slow`."""
+    return pytest.param(value, marks=pytest.mark.slow)
 
 
 def mesh_of(kind: str = "auto", shape: tuple[int, ...] = (2, 2)) -> Any:
@@ -85,8 +87,10 @@ def keep(carry: Any, batch: Any, mask: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("spec", [P("data", "model"), *SLOWLY], ids=str)
-@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize(
+    "spec", [P("data", "model"), slowly(P("data")), slowly(P(("data", "model")))], ids=str
+)
+@pytest.mark.parametrize("stages", ["random", slowly("none"), slowly("of batches")])
 @pytest.mark.parametrize("name", ["function", "arrays", "memory map"])
 def test_batches_are_those_of_a_loader_without_a_mesh(
     tmp_path: Path, name: str, stages: str, spec: P, kind: str
@@ -117,7 +121,7 @@ def check_places(loader: DataLoader[Any], found: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["function", "arrays"])
-@pytest.mark.parametrize("stages", ["none", "random"])
+@pytest.mark.parametrize("stages", ["random", slowly("none")])
 def test_scans_and_evaluation_are_spread(tmp_path: Path, name: str, stages: str, kind: str) -> None:
     pipeline = [source_of(name, tmp_path), BatchTransform(12), *STAGES[stages]]
     plain, loader = DataLoader(pipeline), DataLoader(pipeline, sharding=(mesh_of(kind), "data"))

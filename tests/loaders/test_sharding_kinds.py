@@ -13,7 +13,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from tests.compilations import compilations
 from tests.workers.process_loaders import arrays, equal
-from tests.workers.test_processes import KINDS, MORE, pipelines
+from tests.workers.test_processes import KINDS, SLOWLY, pipelines
 
 import cereal
 from cereal import BatchTransform, DataLoader, DiskSampleSource, MapTransform, RangeSource
@@ -25,7 +25,7 @@ EXPLICIT = jax.make_mesh((2, 2), ("data", "model"))
 @pytest.mark.parametrize(
     "mesh", [MESH, pytest.param(EXPLICIT, marks=pytest.mark.slow)], ids=["auto", "explicit"]
 )
-@pytest.mark.parametrize("kind", [*KINDS, *MORE])
+@pytest.mark.parametrize("kind", [*KINDS, *SLOWLY])
 def test_batches_are_those_without_a_mesh(kind: str, mesh: Any, tmp_path: Path) -> None:
     stages = pipelines(tmp_path)[kind]
     plain = DataLoader(stages, workers=0)

@@ -61,7 +61,9 @@ def loader_of(source: str, **options: Any) -> DataLoader[Any]:
     return DataLoader([SOURCES[source](), *stages], **options)
 
 
-@pytest.mark.parametrize("built", ["under the mesh", "before"])
+@pytest.mark.parametrize(
+    "built", ["under the mesh", pytest.param("before", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_stages_run_under_a_mesh_that_was_set(source: str, kind: str, built: str) -> None:

@@ -18,6 +18,7 @@ def alike(processes: int, devices: int, **how: Any) -> list[Any]:
     return launch(JOBS + "all_alike", processes, devices, **given)
 
 
+@pytest.mark.slow
 def test_two_processes_read_half_of_every_batch() -> None:
     found = alike(2, 2, mesh="data", source="function")
     assert [each["reads"] for each in found] == [40, 40]  # of 80, in ten steps
