@@ -11,7 +11,7 @@ JOBS = "tests.many_hosts.jobs:"
 @pytest.mark.parametrize(
     ("what", "named"),
     [
-        ("data", "the data in memory"),
+        pytest.param("data", "the data in memory", marks=pytest.mark.slow),
         pytest.param("order", "the order", marks=pytest.mark.slow),
         pytest.param("batch", "the batches", marks=pytest.mark.slow),
         pytest.param("mesh", "`sharding=`", marks=pytest.mark.slow),

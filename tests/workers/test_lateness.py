@@ -64,7 +64,10 @@ def good(bad: set[int]) -> list[list[int]]:
     return [[i for i in each if i not in bad] for each in chunks(N, BATCH)]
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+SLOWLY_1, SLOWLY_4 = (pytest.param(count, marks=pytest.mark.slow) for count in (1, 4))
+
+
+@pytest.mark.parametrize("count", [2, SLOWLY_1, SLOWLY_4])
 @pytest.mark.parametrize("bad", [0, 9, 23])
 def test_a_hung_element_is_an_error_and_the_rest_follows(
     count: int, bad: int, hanging: Callable[..., Hanging]
@@ -86,7 +89,7 @@ def test_a_hung_element_is_an_error_and_the_rest_follows(
     assert within(run) == chunks(N, BATCH)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [2, SLOWLY_1, SLOWLY_4])
 @pytest.mark.parametrize("bad", [{5}, {4, 5, 6, 7}, {0, 9, 10, 23}, {0, 1, 2}])
 def test_hung_elements_are_skipped_alone(
     count: int, bad: set[int], hanging: Callable[..., Hanging]

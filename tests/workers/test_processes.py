@@ -104,10 +104,11 @@ def pipelines(tmp_path: Path) -> dict[str, list[Any]]:
     }  # fmt: skip
 
 
-KINDS = ["random", "class", "collate", "files, then Python", "concatenated", "zipped", "iterator"]
+KINDS = ["random", "class", "collate", "iterator"]
 MORE = [
     "function", "after batching", "filter", "batch function", "twice", "files", "arrays",
-    "concatenated files", "compiled after", "random in JAX",
+    "concatenated files", "compiled after", "random in JAX", "files, then Python", "concatenated",
+    "zipped",
 ]  # fmt: skip
 SLOWLY = [pytest.param(kind, marks=pytest.mark.slow) for kind in MORE]
 
@@ -200,7 +201,7 @@ def test_workers_stay_from_epoch_to_epoch_and_serve_several_iterators() -> None:
                 assert np.array_equal(a[:, 0], b[:, 0])
                 seen |= set(np.asarray(a)[:, 1].tolist())
         assert len(seen) <= 2
-        assert seen == set(children())
+        assert seen <= set(children())  # one of them may have read everything
         loader.close()
         assert not children()
         assert len(list(loader.iterate())) == len(EXPECTED)  # it may be used again
