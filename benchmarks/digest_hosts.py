@@ -227,8 +227,8 @@ def few_cells() -> list[Cell]:
     """Each mesh and pipeline; few processes, since each takes seconds to start."""
     return [
         Cell(1, 2, "data"),
-        Cell(2, 1, "data"),
-        Cell(2, 1, "data", "whole"),
+        Cell(1, 2, "data x seq"),
+        Cell(2, 2, "data", "whole"),
         Cell(2, 2, "data x model"),
         Cell(2, 2, "data x seq"),
     ]

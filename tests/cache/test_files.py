@@ -218,6 +218,7 @@ class Child:
         self.process.communicate()
 
 
+@pytest.mark.slow  # four processes
 def test_a_killed_process_loses_nothing_that_was_synced(tmp_path: Path) -> None:
     with (
         Child(tmp_path, stop_at=48, seed=1) as first,
@@ -235,6 +236,7 @@ def test_a_killed_process_loses_nothing_that_was_synced(tmp_path: Path) -> None:
         assert third.line() == f"read {FEW}"
 
 
+@pytest.mark.slow  # two processes
 def test_two_processes_may_fill_one_cache_at_the_same_time(tmp_path: Path) -> None:
     with Child(tmp_path) as one, Child(tmp_path) as other:
         one.go()

@@ -28,6 +28,7 @@ def test_processes_that_built_different_loaders(what: str, named: str) -> None:
         assert f"which is number {number}" in said
 
 
+@pytest.mark.slow
 def test_rows_that_differ_between_processes() -> None:
     for said in launch(JOBS + "impure", 2, 2, every=2, guilty=1):
         assert said.startswith("3 ReplicaError: processes 0 and 1 hold different values")

@@ -171,7 +171,9 @@ def rows(loader: DataLoader[Any], state: Any = None, **options: Any) -> list[lis
 
 
 @pytest.mark.parametrize("length", [None, N])
-@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize(
+    "workers", [1, *(pytest.param(count, marks=pytest.mark.slow) for count in (0, 4))]
+)
 @pytest.mark.parametrize("kind", [Counting, *OWN, *ODD])
 def test_a_new_loader_goes_on_exactly(kind: Any, workers: int, length: int | None) -> None:
     first = Made(kind, length, workers=workers, prefetch=3)

@@ -27,7 +27,8 @@ def slowly(i: int) -> int:
     return i
 
 
-@pytest.mark.parametrize("how_many", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how_many", [1, 2])
 def test_killed_workers_are_replaced_and_nothing_is_lost(how_many: int) -> None:
     with in_processes(slowly) as loader:
         found = []
