@@ -63,6 +63,7 @@ PUBLIC = [
     "DataLoader",
     "DatasetError",
     "DatasetSource",
+    "DecodeImageTransform",
     "DevicePutTransform",
     "DigitsDataset",
     "DiskSampleSource",

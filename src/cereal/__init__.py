@@ -84,6 +84,7 @@ from .sources import split as split
 from .sources import split_time as split_time
 from .transforms import BatchTransform as BatchTransform
 from .transforms import CacheTransform as CacheTransform
+from .transforms import DecodeImageTransform as DecodeImageTransform
 from .transforms import DevicePutTransform as DevicePutTransform
 from .transforms import FilterTransform as FilterTransform
 from .transforms import FlattenImageTransform as FlattenImageTransform
