@@ -29,7 +29,7 @@ from .images import by_pillow, difference, encoded, photo
 
 SIZE = (32, 48)
 # How far decoding at 1/2, 1/4 and 1/8 may be from decoding it all: grey levels, in the mean.
-TOLERANCE = 1.5
+TOLERANCE = 2.0
 
 
 def decoded(element: Any, *args: Any, **options: Any) -> Any:
