@@ -98,6 +98,7 @@ PUBLIC = [
     "Source",
     "StateError",
     "SunspotsDataset",
+    "TarSource",
     "TimeSeriesBatchTransform",
     "Transform",
     "UnbatchTransform",
