@@ -274,3 +274,27 @@ def training(log: str, state: str | None, steps: int, pause: float) -> None:
             Path(state).write_text(json.dumps({"step": step, "data": batches.get_state()}))
         time.sleep(pause)
     loader.close()
+
+
+def under_a_mesh_that_was_set(explicit: bool, wide: bool) -> Any:
+    """Loops under `jax.set_mesh`, which compare their loaders and their rows."""
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1).T
+    kind = AxisType.Explicit if explicit else AxisType.Auto
+    mesh = Mesh(devices, ("data", "model"), axis_types=(kind,) * 2)
+    found = []
+    with jax.set_mesh(mesh):
+        for source in (
+            DiskSampleSource(LENGTH, lambda i: {"y": np.int32(i)}, ordering="shuffle"),
+            cereal.ArraySampleSource({"y": rows()["y"]}, ordering="shuffle"),
+            cereal.IterableSource(lambda: iter([{"y": np.int32(i)} for i in range(LENGTH)])),
+        ):
+            stages = [MapTransform(lambda b: {"y": b["y"] + 1})] if wide else []
+            loader = DataLoader(
+                [source, BatchTransform(8), *stages], sharding=(mesh, "data"), check_replicas=2
+            )
+            total = 0
+            for batch, _ in loader.iterate(loader.init_state(0)):
+                total += int(gathered(batch)["y"].sum())
+            found.append(total)
+            loader.close()
+    return found

@@ -52,3 +52,12 @@ def test_four_processes(mesh: str, source: str) -> None:
         # With the devices mixed, a row's two columns belong to two processes, which both read it.
         share = {"data": 40, "data x model": 80, "data x seq": 80}[mesh]
         assert [each["reads"] for each in found] == [share] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+def test_loops_under_a_mesh_that_was_set(explicit: bool, wide: bool) -> None:
+    total = sum(range(64)) + (64 if wide else 0)
+    found = launch(JOBS + "under_a_mesh_that_was_set", 2, 2, explicit=explicit, wide=wide)
+    assert found == [[total] * 3] * 2
