@@ -180,6 +180,27 @@ def impure(every: int, guilty: int) -> str:
     return f"{len(got)} {error}"
 
 
+def comparing(across: bool) -> Any:
+    """What a loader warns of when it is built with `check_replicas=`, and how often it compares."""
+    import warnings
+
+    from cereal.loaders.many_hosts import replicas
+
+    known, calls = replicas.exchange, []
+    replicas.exchange = lambda *given: calls.append(1) or known(*given)
+    axes = ("model", "data") if across else ("data", "model")
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), axes, axis_types=(AxisType.Auto,) * 2)
+    source = cereal.ArraySampleSource(rows(), ordering="shuffle")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = DataLoader([source, BatchTransform(8)], sharding=(mesh, "data"), check_replicas=2)
+    for _ in loader.iterate(loader.init_state(0)):
+        pass
+    said = [f"{type(each.message).__name__}: {each.message}" for each in caught]
+    files = [each.filename.rpartition("/")[2] for each in caught]
+    return {"said": said, "files": files, "compared": len(calls)}
+
+
 def uneven_streams(lengths: list[int], drop: bool) -> Any:
     """Iterators of unknown, different lengths: all processes take the same number of steps."""
     import warnings

@@ -16,7 +16,21 @@ import jax
 import numpy as np
 
 from ...base.errors import ReplicaError
+from ...device.batch_sharding import BatchSharding
 from ...device.exchange import exchange
+
+
+def some_rows_are_shared(placement: BatchSharding) -> bool:
+    """Whether two processes hold the same part of an array of the batch, or of its mask."""
+    arrays = [*zip(placement.leaves, placement.spec.leaves, strict=True)]
+    pairs = [(sharding, leaf.shape) for sharding, leaf in arrays]
+    for sharding, shape in (*pairs, (placement.mask, placement.padded)):
+        holder: dict[Any, int] = {}
+        for device, index in sharding.devices_indices_map(shape).items():
+            process = device.process_index
+            if holder.setdefault(_box(index, shape), process) != process:
+                return True
+    return False
 
 
 class ReplicaCheck:
