@@ -102,6 +102,31 @@ def all_alike(mesh: str, source: str, stage: bool, explicit: bool, order: str, s
     return {"reads": reads, "epoch": int(batches.state.epoch)}
 
 
+def elements_left_out(by_function: bool) -> Any:
+    """A number does not fit, in a part of a row that one of the processes need not read."""
+    import tempfile
+
+    x = np.arange(1, LENGTH * WIDTH + 1).reshape(LENGTH, WIDTH)
+    x[5, -1] = 2**40
+    folder = f"{tempfile.mkdtemp()}/rows"
+    cereal.save_arrays(folder, {"x": x})
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1).T  # seq: the processes
+    mesh = Mesh(devices, ("data", "seq"), axis_types=(AxisType.Auto,) * 2)
+    other = {"x": np.full(WIDTH, -7)}
+    pipeline = [cereal.MemmapSource(folder, ordering="sequential"), BatchTransform(8)]
+    options: Any = {"on_error": (lambda _: other) if by_function else "skip", "workers": 1}
+    with (
+        DataLoader(pipeline, **options) as alone,
+        DataLoader(pipeline, sharding=(mesh, {"x": P("data", "seq")}), **options) as loader,
+    ):
+        want, real = jax.device_get(next(alone.iterate(alone.init_state(0))))
+        batch, mask = next(loader.iterate(loader.init_state(0)))
+    np.testing.assert_array_equal(gathered(batch)["x"], want["x"])
+    for shard in mask.addressable_shards:
+        np.testing.assert_array_equal(shard.data, real[shard.index])
+    return {"skipped": loader.skipped, "row": want["x"][5].tolist(), "real": bool(real[5])}
+
+
 def _loader(**options: Any) -> DataLoader[Any]:
     source = DiskSampleSource(LENGTH, lambda i: {"x": rows()["x"][i]}, ordering="shuffle")
     mesh = mesh_of(options.pop("mesh", "data"))

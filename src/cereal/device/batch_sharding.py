@@ -26,6 +26,7 @@ class BatchSharding:
     padded: tuple[int, ...]  # of the arrays: at least as many
     spec: Spec  # of the arrays
     check_replicas: int | None = None  # how often processes compare rows that they share
+    skips: bool = False  # whether elements that fail are left out: in all processes, if in one
 
     @property
     def mesh(self) -> Any:

@@ -28,8 +28,11 @@ _OWNER = "DataLoader: `sharding`"
 _WRITE = "write `sharding=NamedSharding(mesh, P('data'))` or `sharding=(mesh, 'data')`"
 
 
-def batch_sharding(given: Any, source: Any, check_replicas: int | None = None) -> BatchSharding:
-    """What `sharding=` means for the batches of a pipeline; an error if it does not fit them."""
+def batch_sharding(given: Any, source: Any, **options: Any) -> BatchSharding:
+    """What `sharding=` means for the batches of a pipeline; an error if it does not fit them.
+
+    The other options of the loader that concern global batches are kept with it.
+    """
     traits, spec = source.traits, Spec(source.element_spec())
     leaves = leaf_shardings(given, spec, _OWNER)
     if not traits.lanes:
@@ -46,7 +49,7 @@ def batch_sharding(given: Any, source: Any, check_replicas: int | None = None) -
     made = Spec(jax.tree.unflatten(spec.structure, shapes))
     for sharding, leaf in zip(leaves, made.leaves, strict=True):
         _check_divides(sharding, leaf)
-    return BatchSharding(leaves, mask, traits.lanes, padded, made, check_replicas)
+    return BatchSharding(leaves, mask, traits.lanes, padded, made, **options)
 
 
 def _with_lanes(

@@ -24,8 +24,10 @@ from .replicas import ReplicaCheck, some_rows_are_shared
 from .shards import take_shard
 
 
-def divided(source: Source[Any], sharding: Any, shard: Any, check_replicas: Any) -> Source[Any]:
-    """The pipeline as these options of a loader say.
+def divided(
+    source: Source[Any], sharding: Any, shard: Any, check_replicas: Any, skips: bool
+) -> Source[Any]:
+    """The pipeline as these options of a loader say; `skips`: elements that fail are left out.
 
     Data in memory is copied to every device of the mesh, once, unless it was put somewhere.
     """
@@ -47,7 +49,7 @@ def divided(source: Source[Any], sharding: Any, shard: Any, check_replicas: Any)
             f"DataLoader: `sharding=` says where batches go, and so does the DevicePutTransform to "
             f"{in_words(source.traits.placement)}; leave one of them out."
         )
-    placement = _comparing(batch_sharding(sharding, source, every))
+    placement = _comparing(batch_sharding(sharding, source, check_replicas=every, skips=skips))
     if source.traits.unknown_length and not placement.is_here:
         raise PipelineError(
             "DataLoader: no device of this process is in the mesh of `sharding=`, so it would not "
