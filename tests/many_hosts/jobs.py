@@ -226,6 +226,23 @@ def comparing(across: bool) -> Any:
     return {"said": said, "files": files, "compared": len(calls)}
 
 
+def typed_keys() -> int:
+    """Data in memory with random keys, which are compared, too."""
+    keys = jax.random.split(jax.random.key(0), LENGTH)
+    source = cereal.ArraySampleSource({"y": rows()["y"], "key": keys}, ordering="shuffle")
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1).T  # model: the processes
+    mesh = Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    loader = DataLoader([source, BatchTransform(8)], sharding=(mesh, "data"), check_replicas=1)
+    total = 0
+    for batch, _ in loader.iterate(loader.init_state(0)):
+        parts = (batch[name].addressable_shards for name in ("y", "key"))
+        for y, key in zip(*parts, strict=True):
+            words = np.asarray(jax.random.key_data(keys))[np.asarray(y.data)]
+            np.testing.assert_array_equal(jax.random.key_data(key.data), words)
+            total += len(words)
+    return total
+
+
 def uneven_streams(lengths: list[int], drop: bool) -> Any:
     """Iterators of unknown, different lengths: all processes take the same number of steps."""
     import warnings

@@ -53,6 +53,11 @@ def test_comparing_where_no_two_processes_hold_the_same_rows_warns() -> None:
 
 
 @pytest.mark.slow
+def test_random_keys_in_the_data_are_compared_too() -> None:
+    assert launch(JOBS + "typed_keys", 2, 2) == [64] * 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("drop", [False, True])
 @pytest.mark.parametrize("lengths", [[20], [20, 37], [37, 20]], ids=str)
 def test_streams_of_unknown_length_end_together(lengths: list[int], drop: bool) -> None:
