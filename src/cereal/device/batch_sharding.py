@@ -16,6 +16,11 @@ from ..base.spec import Spec
 from .transfer import from_parts, to_host
 
 
+def padded_shape(shape: Any, lanes: tuple[int, ...], padded: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of an array after padding, which adds lanes only to arrays that have all lanes."""
+    return (*padded, *shape[len(lanes) :]) if shape[: len(lanes)] == lanes else shape
+
+
 @dataclasses.dataclass(frozen=True)
 class BatchSharding:
     """Where the arrays of a batch and its mask go."""

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from ..base.errors import PipelineError, first_line
 from ..base.spec import Spec, format_spec
-from .batch_sharding import BatchSharding
+from .batch_sharding import BatchSharding, padded_shape
 from .placement import fitted
 
 _OWNER = "DataLoader: `sharding`"
@@ -43,19 +43,13 @@ def batch_sharding(given: Any, source: Any, **options: Any) -> BatchSharding:
     mask = _mask_sharding(leaves, spec, traits)
     padded = _padded(leaves, mask, spec, traits)
     shapes = [
-        jax.ShapeDtypeStruct(_with_lanes(leaf.shape, traits.lanes, padded), leaf.dtype)
+        jax.ShapeDtypeStruct(padded_shape(leaf.shape, traits.lanes, padded), leaf.dtype)
         for leaf in spec.leaves
     ]
     made = Spec(jax.tree.unflatten(spec.structure, shapes))
     for sharding, leaf in zip(leaves, made.leaves, strict=True):
         _check_divides(sharding, leaf)
     return BatchSharding(leaves, mask, traits.lanes, padded, made, **options)
-
-
-def _with_lanes(
-    shape: tuple[int, ...], lanes: tuple[int, ...], padded: tuple[int, ...]
-) -> tuple[int, ...]:
-    return (*padded, *shape[len(lanes) :]) if shape[: len(lanes)] == lanes else shape
 
 
 def leaf_shardings(given: Any, spec: Spec, owner: str) -> tuple[NamedSharding, ...]:
