@@ -20,9 +20,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from ..base.errors import PipelineError, first_line
+from ..base.numbers import multiples_near
 from ..base.spec import Spec, format_spec
-from .batch_sharding import BatchSharding, padded_shape
-from .placement import fitted
+from .batch_sharding import BatchSharding, axes_in_words, padded_shape
+from .placement import fitted, in_other_memory
 
 _OWNER = "DataLoader: `sharding`"
 _WRITE = "write `sharding=NamedSharding(mesh, P('data'))` or `sharding=(mesh, 'data')`"
@@ -151,16 +152,12 @@ def _as_named(sharding: Any, path: Any) -> NamedSharding:
             ": its mesh is abstract and has no devices; pass the mesh that "
             "`jax.make_mesh` returned."
         )
-    if sharding.memory_kind not in (None, _usual_memory(sharding)):
+    if in_other_memory(sharding):
         raise PipelineError(
             f": batches cannot be put into {sharding.memory_kind!r} memory; leave "
             f"`memory_kind=` out."
         )
     return sharding
-
-
-def _usual_memory(sharding: Any) -> str:
-    return next(iter(sharding.device_set)).default_memory().kind
 
 
 def _check_mesh(leaves: tuple[NamedSharding, ...]) -> None:
@@ -199,19 +196,17 @@ def _padded(leaves: Any, mask: Any, spec: Spec, traits: Any) -> tuple[int, ...]:
     for axis, size in enumerate(lanes):
         parts = math.lcm(*(_parts(sharding, axis) for sharding in (*aligned, mask)))
         if size % parts and traits.remainder != "pad":
-            below, above = size // parts * parts, -(-size // parts) * parts
-            near = f"{below} or {above}" if below else f"{above}"
             raise PipelineError(
                 f"{_OWNER}: a batch of {size} cannot be divided into {parts} equal parts over "
-                f"{_axes_in_words(mask.mesh)}; the nearest sizes that can are {near}. Or write "
-                f"`BatchTransform({size}, pad_last_batch=True)`: then batches are padded, and the "
-                f"mask says where."
+                f"{axes_in_words(mask.mesh)}; the nearest sizes that can are "
+                f"{multiples_near(size, parts)}. Or write `BatchTransform({size}, "
+                f"pad_last_batch=True)`: then batches are padded, and the mask says where."
             )
         made.append(-(-size // parts) * parts)
     if tuple(made) != lanes and traits.mask_shape[: len(lanes)] != lanes:
         raise PipelineError(
             f"{_OWNER}: batches of {list(lanes)} elements would have to be padded to {made} over "
-            f"{_axes_in_words(mask.mesh)}, and their mask {list(traits.mask_shape)} has no place "
+            f"{axes_in_words(mask.mesh)}, and their mask {list(traits.mask_shape)} has no place "
             f"to say so; choose a batch size that the mesh divides."
         )
     return tuple(made)
@@ -229,10 +224,6 @@ def _check_divides(sharding: NamedSharding, leaf: Any) -> None:
         sharding.shard_shape(leaf.shape)
     except (ValueError, IndexError) as error:
         raise PipelineError(
-            f"{_OWNER}: {sharding.spec} over {_axes_in_words(sharding.mesh)} cannot divide "
+            f"{_OWNER}: {sharding.spec} over {axes_in_words(sharding.mesh)} cannot divide "
             f"{format_spec(leaf)}: {first_line(error)}"
         ) from error
-
-
-def _axes_in_words(mesh: Any) -> str:
-    return ", ".join(f"{name}={size}" for name, size in mesh.shape.items())

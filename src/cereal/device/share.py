@@ -247,10 +247,12 @@ def inner_parts(placement: BatchSharding) -> list[Any]:
 def _boxes(sharding: Any, shape: tuple[int, ...]) -> dict[Any, tuple[Bounds, ...]]:
     """The part of an array that each device of this process has."""
     found = sharding.addressable_devices_indices_map(tuple(shape))
-    return {
-        device: tuple(each.indices(n)[:2] for each, n in zip(index, shape, strict=True))
-        for device, index in found.items()
-    }
+    return {device: box_of(index, shape) for device, index in found.items()}
+
+
+def box_of(index: Any, shape: tuple[int, ...]) -> tuple[Bounds, ...]:
+    """The part of an array that an index of slices means, as JAX's maps of devices have them."""
+    return tuple(each.indices(n)[:2] for each, n in zip(index, shape, strict=True))
 
 
 def _all_of(shape: tuple[int, ...]) -> tuple[Bounds, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 from ...base.errors import UsageError, first_line
 from ...base.fitting import canonical, narrowed
 from ...base.spec import Spec, format_spec, is_array_like, named_places
+from ...device.placement import in_words
 from ...device.sharding_option import leaf_shardings
 
 
@@ -59,5 +60,5 @@ def _assembled(leaf: np.ndarray, sharding: Any) -> jax.Array:
     except (ValueError, IndexError) as error:
         raise UsageError(
             f"global_batch: {format_spec(leaf)}, the part of this process, cannot be laid out as "
-            f"{sharding.spec} over {dict(sharding.mesh.shape)}: {first_line(error)}"
+            f"{in_words(sharding)}: {first_line(error)}"
         ) from error

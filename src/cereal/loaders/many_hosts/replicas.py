@@ -15,8 +15,10 @@ import jax
 import numpy as np
 
 from ...base.errors import ReplicaError
+from ...base.spec import named_places
 from ...device.batch_sharding import BatchSharding
 from ...device.exchange import exchange
+from ...device.share import box_of
 from .checksums import checksum, words_of
 
 
@@ -28,7 +30,7 @@ def some_rows_are_shared(placement: BatchSharding) -> bool:
         holder: dict[Any, int] = {}
         for device, index in sharding.devices_indices_map(shape).items():
             process = device.process_index
-            if holder.setdefault(_box(index, shape), process) != process:
+            if holder.setdefault(box_of(index, shape), process) != process:
                 return True
     return False
 
@@ -44,7 +46,7 @@ class ReplicaCheck:
         if (step + 1) % self._every:
             return
         where = f"step {step} of this iteration, counted from 0"
-        arrays = {f"batch{path}": leaf for path, leaf in _named(batch)} | {"the mask": mask}
+        arrays = {**dict(named_places(batch, "batch")), "the mask": mask}
         table = [_digests(array) for array in arrays.values()]
         most = max(len(each) for each in table)
         numbers = np.zeros((len(table), most, 2), np.uint32)
@@ -62,31 +64,21 @@ class ReplicaCheck:
                 other = min(p for p, value in have.items() if value != have[first])
                 raise ReplicaError(
                     f"processes {first} and {other} hold different values in the same rows of "
-                    f"`{name}`, at {where}. A function of the pipeline does not depend on its "
+                    f"{name}, at {where}. A function of the pipeline does not depend on its "
                     f"arguments alone, or the processes read different files; until this is "
                     f"mended, the model trains on wrong data."
                 )
 
 
-def _named(batch: Any) -> list[tuple[str, Any]]:
-    paths = jax.tree_util.tree_flatten_with_path(batch)[0]
-    return [(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
-
-
 def _digests(array: jax.Array) -> np.ndarray:
     """For each part of an array, whether this process has it, and its checksum."""
     array = words_of(array)
-    parts = {
-        _box(i, array.shape): None for i in array.sharding.devices_indices_map(array.shape).values()
-    }
+    held = array.sharding.devices_indices_map(array.shape).values()
+    parts = {box_of(index, array.shape) for index in held}
     numbers = {box: k for k, box in enumerate(sorted(parts))}
     found = np.zeros((len(numbers), 2), np.uint32)
     for shard in array.addressable_shards:
-        number = numbers[_box(shard.index, array.shape)]
+        number = numbers[box_of(shard.index, array.shape)]
         if not found[number, 0]:
             found[number] = 1, checksum(shard.data)
     return found
-
-
-def _box(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    return tuple(each.indices(n)[:2] for each, n in zip(index, shape, strict=True))
