@@ -62,7 +62,7 @@ def leaf_shardings(given: Any, spec: Spec, owner: str) -> tuple[NamedSharding, .
         leaves = _for_leaves(_with_mesh(given), spec)
         _check_mesh(leaves)
     except PipelineError as error:
-        raise PipelineError(f"{owner}{error}") from error.__cause__
+        raise PipelineError(f"{owner}{error}{_as_one_spec(given)}") from error.__cause__
     return leaves
 
 
@@ -73,9 +73,13 @@ def _is_sharding(x: Any) -> bool:
     return isinstance(x, Sharding)
 
 
+def _has_mesh(given: Any) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mesh)
+
+
 def _with_mesh(given: Any) -> Any:
     """The shardings that `(mesh, ...)` stands for; anything else unchanged."""
-    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mesh)):
+    if not _has_mesh(given):
         return given
     mesh, parts = given
 
@@ -89,12 +93,30 @@ def _with_mesh(given: Any) -> Any:
                 f"{', '.join(map(repr, mesh.axis_names))}: {first_line(error)}"
             ) from error
 
-    one = lambda x: isinstance(x, PartitionSpec | str) or x is None or _are_names(x)  # noqa: E731
+    one = lambda x: isinstance(x, PartitionSpec) or _is_entry(x)  # noqa: E731
     return jax.tree.map(named, parts, is_leaf=one)
 
 
 def _are_names(x: Any) -> bool:
     return isinstance(x, tuple) and bool(x) and all(isinstance(name, str) for name in x)
+
+
+def _as_one_spec(given: Any) -> str:
+    """What to write, if a tuple that is read as a tree looks like the axes of one spec."""
+    parts = given[1] if _has_mesh(given) else None
+    if isinstance(parts, PartitionSpec) or not isinstance(parts, tuple | list):
+        return ""
+    if not parts or _are_names(parts) or not all(_is_entry(part) for part in parts):
+        return ""
+    axes = ", ".join(map(repr, parts))
+    return (
+        f" `{parts!r}` is read as one entry for each part of a batch; for one spec of all arrays "
+        f"write `sharding=(mesh, P({axes}))`."
+    )
+
+
+def _is_entry(x: Any) -> bool:
+    return x is None or isinstance(x, str) or _are_names(x)
 
 
 def _for_leaves(given: Any, spec: Spec) -> tuple[NamedSharding, ...]:
