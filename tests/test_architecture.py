@@ -77,6 +77,7 @@ PUBLIC = [
     "HostFilterTransform",
     "HostMapTransform",
     "HostRandomMapTransform",
+    "ImageFolderSource",
     "IndexedSource",
     "IterableSource",
     "KMNISTDataset",

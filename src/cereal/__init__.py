@@ -68,6 +68,7 @@ from .sources import ArraySampleSource as ArraySampleSource
 from .sources import ConcatSource as ConcatSource
 from .sources import DatasetSource as DatasetSource
 from .sources import DiskSampleSource as DiskSampleSource
+from .sources import ImageFolderSource as ImageFolderSource
 from .sources import IterableSource as IterableSource
 from .sources import MemmapSource as MemmapSource
 from .sources import MixSource as MixSource
