@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .form import Form, form_of_arrays, leaves_of
-from .loop import Link, list_elements, run_link, stack_elements
+from .loop import Link, list_elements, run_into, run_link, stack_elements
 from .read_context import SKIPPED, Pace, ReadContext, use_read_context
 from .structure import Structure
 
@@ -76,6 +76,12 @@ class ElementBatch:
         """All elements, SKIPPED where there is none; `keep` says which these are."""
         values, self.keep = list_elements(self._chain(), self.keep, rows, pace)
         return values
+
+    def run_into(
+        self, make_end: Callable[[range], Any], label: str, rows: Any, pace: Pace
+    ) -> list[Any]:
+        """Puts the elements, in parts, into what `make_end(lanes)` makes, and gives these."""
+        return run_into(self._chain(), self.keep, make_end, (label, rows), pace)
 
     def stack(
         self, form: Form, label: str, rows: Any, filler: Callable[[], Any], pace: Pace

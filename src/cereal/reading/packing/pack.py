@@ -1,0 +1,212 @@
+"""Packs elements into columns: what stands where a batch would be stacked or collated.
+
+    rows --reader, stages--> elements --pack--> a Chunk --handover--> the writer
+
+A chunk has any number of bytes, and what a program returns has a fixed shape. So the program only
+returns a summary of the chunk; the chunk itself is handed over in memory, or from another process
+in a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import threading
+import time
+import zlib
+from typing import Any
+
+import numpy as np
+
+from ...base.errors import PipelineError
+from ...base.fitting import narrowed
+from ..element_batch import ElementBatch
+from ..form import form_of_element
+from ..read_context import Pace
+from ..rows import Rows
+from ..structure import Structure, flatten
+from .column import ColumnForm, Packed, form_of_column, is_column_leaf
+
+SUMMARY = 4  # words: how many elements, how many bytes (two words), a checksum
+_HEAD = 1 << 12  # bytes of each column that the checksum is of
+
+
+@dataclasses.dataclass
+class Layout:
+    """The structure of elements, and a form for each of their leaves."""
+
+    structure: Structure
+    columns: tuple[ColumnForm, ...]
+
+
+def layout_of(element: Any) -> Layout:
+    """The layout of elements like this one."""
+    leaves, structure = flatten(element, is_column_leaf)
+    names = [f"`element{name}`" for name in structure.names()]
+    forms = [form_of_column(leaf, name) for leaf, name in zip(leaves, names, strict=True)]
+    return Layout(structure, tuple(forms))
+
+
+@dataclasses.dataclass
+class Part:
+    """Some elements: how many there are, and a column of values for each leaf."""
+
+    count: int
+    columns: list[Packed]
+
+
+@dataclasses.dataclass
+class Chunk:
+    """The elements of one step, in parts that follow each other."""
+
+    parts: list[Part]
+    seconds: float  # that it took to read them
+
+    @property
+    def count(self) -> int:
+        return sum(part.count for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(column.values.nbytes for part in self.parts for column in part.columns)
+
+    def summary(self) -> np.ndarray:
+        """A few words that differ if the chunk does, probably."""
+        check = 0
+        for part in self.parts:
+            for column in part.columns:
+                check = zlib.crc32(column.values.reshape(-1)[:_HEAD].tobytes()[:_HEAD], check)
+                if isinstance(column.lengths, np.ndarray):
+                    check = zlib.crc32(column.lengths[:_HEAD].tobytes(), check)
+        words = self.count, self.nbytes >> 32, self.nbytes & 0xFFFF_FFFF, check
+        return np.array(words, np.uint32)
+
+
+class Packer:
+    """Puts elements, one after another, into columns: the end of the loop over elements."""
+
+    def __init__(self, layout: Layout, rows: Rows, size: int) -> None:
+        self._structure, self._rows, self._count = layout.structure, rows, 0
+        self._columns = [form.column(size) for form in layout.columns]
+        self._checks = [column.check for column in self._columns]
+        self._adds = [column.add for column in self._columns]
+        self.code = ("put(lane, value)",), {"put": self.write}
+        self.learn = self.write
+
+    def write(self, lane: int, element: Any) -> None:
+        """Checks all of an element, and then adds it."""
+        try:
+            leaves = self._structure.flatten_up_to(element)
+        except (ValueError, TypeError, KeyError):
+            raise self._other_structure(lane, element) from None
+        try:
+            values = [check(leaf) for check, leaf in zip(self._checks, leaves, strict=True)]
+        except PipelineError as error:
+            raise PipelineError(f"element {self._rows.index[lane]}: {error}") from None
+        for add, value in zip(self._adds, values, strict=True):
+            add(value)
+        self._count += 1
+
+    def _other_structure(self, lane: int, element: Any) -> PipelineError:
+        return PipelineError(
+            f"element {self._rows.index[lane]} is {form_of_element(element)}, and the first "
+            f"element has the parts {self._structure}; give all of them the same keys, or parts, "
+            f"in a HostMapTransform."
+        )
+
+    def flush(self, end: int) -> None:
+        del end
+
+    def check_waiting(self, lane: int, end: int) -> None:
+        raise AssertionError(f"lane {lane} of {end} does not wait")
+
+    def part(self) -> Part:
+        return Part(self._count, [column.packed() for column in self._columns])
+
+
+@dataclasses.dataclass
+class Packs:
+    """Makes a chunk of the elements of a step; stands where elements would be stacked."""
+
+    label: str
+    layout: Layout
+    handover: Any
+
+    def __post_init__(self) -> None:
+        self.pace = Pace()
+
+    def collect(self, taken: ElementBatch, rows: Rows) -> tuple[list[np.ndarray], None]:
+        """The summary of the chunk. Its place is in `rows.draw`."""
+        began = time.perf_counter()
+        if taken.is_stacked:
+            parts = [self._stacked(taken)]
+        else:
+            size = lambda lanes: Packer(self.layout, rows, len(lanes))  # noqa: E731
+            packers = taken.run_into(size, self.label, rows, self.pace)
+            parts = [packer.part() for packer in packers]
+        chunk = Chunk(parts, time.perf_counter() - began)
+        self.handover.give(int(rows.draw[0]), chunk)
+        return [chunk.summary()], None
+
+    def _stacked(self, taken: ElementBatch) -> Part:
+        columns = []
+        for leaf, form in zip(taken.leaves, self.layout.columns, strict=True):
+            values = leaf if taken.keep is None else leaf[taken.keep]
+            values = np.ascontiguousarray(narrowed(values, form.dtype, form.name))
+            if form.fixed:
+                columns.append(Packed(values, None))
+            else:
+                rows = values.reshape(-1, *form.row) if values.size else values[:0, 0]
+                columns.append(Packed(rows, values.shape[1]))
+        count = taken.n if taken.keep is None else int(np.count_nonzero(taken.keep))
+        return Part(count, columns)
+
+
+class Handover:
+    """Brings chunks from where they are made to the writer: in memory, or by files in `folder`."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._there: dict[int, Chunk] = {}
+
+    def give(self, begin: int, chunk: Chunk) -> None:
+        with self._lock:
+            self._there[begin] = chunk
+
+    def take(self, begin: int) -> Chunk:
+        """The chunk that begins at this element; those before it are not asked for again."""
+        with self._lock:
+            found = self._there.pop(begin, None)
+            for other in [each for each in self._there if each < begin]:
+                del self._there[other]
+        if found is None:
+            with open(_file_of(self._folder, begin), "rb") as file:
+                found = pickle.load(file)
+        FileHandover(self._folder).drop(begin)
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileHandover, (self._folder,)
+
+
+@dataclasses.dataclass
+class FileHandover:
+    """The same in another process, which writes files."""
+
+    folder: str
+
+    def give(self, begin: int, chunk: Chunk) -> None:
+        path = _file_of(self.folder, begin)
+        with open(f"{path}.{os.getpid()}", "wb") as file:
+            pickle.dump(chunk, file, protocol=5)
+        os.replace(f"{path}.{os.getpid()}", path)
+
+    def drop(self, begin: int) -> None:
+        if os.path.exists(path := _file_of(self.folder, begin)):
+            os.unlink(path)
+
+
+def _file_of(folder: str, begin: int) -> str:
+    return os.path.join(folder, f"chunk-{begin}")
