@@ -71,8 +71,15 @@ SERIES = type("Series", (Frame,), {"__module__": "pandas.core.series"})()
 
 
 @pytest.mark.parametrize("owner", [*TAKE, "DatasetSource"])
-def test_frames_are_refused_with_the_line_that_converts_them(owner):
+def test_a_column_is_refused_with_the_line_that_converts_it(owner):
     take = {**TAKE, "DatasetSource": DatasetSource}[owner]
+    with pytest.raises(PipelineError, match=r"Series of pandas; write `column.to_numpy\(\)`"):
+        take(SERIES)
+
+
+@pytest.mark.parametrize("owner", [owner for owner in TAKE if owner != "stage 0"])
+def test_frames_are_refused_as_arrays_with_the_line_that_converts_them(owner):
+    take = TAKE[owner]
     with pytest.raises(
         PipelineError, match=r"DataFrame of polars; .*frame\[name\].to_numpy\(\) for"
     ):
@@ -81,8 +88,6 @@ def test_frames_are_refused_with_the_line_that_converts_them(owner):
         PipelineError, match=r"Table of pyarrow; .* for name in table.column_names}"
     ):
         take(ARROW)
-    with pytest.raises(PipelineError, match=r"Series of pandas; write `column.to_numpy\(\)`"):
-        take(SERIES)
 
 
 def test_frames_of_pandas_are_known_and_the_line_works():

@@ -70,6 +70,8 @@ def canonical(dtype: Any) -> Any:
             dtype = np.dtype(dtype)
         except TypeError:
             return dtype
+    if dtype.kind == "O":
+        return dtype  # it may carry words, which the cache below would confuse
     return _canonical(dtype, _wide_types())
 
 

@@ -7,10 +7,12 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from ..base.spec import Spec
+from ..host.element_spec import form_of
 from ..host.host_data import HostData
 from ..pipeline.host_source import HostIndexed, first_element
 from ..pipeline.traits import Traits
 from ..reading.readers.reader import Reader
+from ..reading.tables.table import WithIndex
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -34,7 +36,10 @@ class ByElement(HostIndexed[T_co]):
 
     @cached_property
     def _reader(self) -> Reader:
-        return self.data.reader(self._label)
+        reader, index_key = self.data.reader(self._label), getattr(self, "index_key", None)
+        if index_key is None:
+            return reader
+        return WithIndex(reader, index_key, form_of(self.spec).structure)
 
     def _sample(self) -> Any:
         if self.data.sample is None:

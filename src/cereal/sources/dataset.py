@@ -15,13 +15,18 @@ from ..base.spec import Spec, is_array_like
 from ..host.element_spec import spec_of_element
 from ..order.ordering import Order, Sequential, as_order
 from ..pipeline.traits import Traits
+from ..reading.bridges.recognise import recognised
 from ..reading.readers.by_element import DatasetReader
+from ..reading.tables.table import Stream
 from .array import ArraySampleSource
 from .array_trees import array_leaves, is_frame, leaves_of_tree, refuse_no_data
 from .by_element import ByElement, ElementData
 from .files.memmap import MemmapSource
 from .grain_epochs import Epochs, epochs_of
+from .index_key import check_index_key
+from .iterators.iterable import IterableSource
 from .length import check_length
+from .table import TableData, spec_of_table, with_index_key
 
 _OWNER = "DatasetSource"
 
@@ -31,8 +36,11 @@ class DatasetSource(ByElement[Any]):
     """The elements of a dataset: an object with `__len__` and `__getitem__`.
 
         torch, Hugging Face, TFDS, Grain, a list      dataset[i]  ->  an element, anything
+        a frame or table of pandas, Polars, Arrow     its rows, as dicts
 
-    If the dataset has `__getitems__(indices)`, one call reads a batch. Several threads call it.
+    Of libraries that cereal knows, it reads whole batches, without making Python objects of their
+    elements. If another dataset has `__getitems__(indices)`, one call reads a batch. Several
+    threads call it. `index_key="i"` adds the index of each element to it, under that key.
     If you put a dataset first in a loader's list, the loader makes a DatasetSource of it, in the
     dataset's own order; `DatasetSource(dataset, ordering="shuffle")` shuffles it. A Grain dataset
     that shuffles or augments does so differently in every epoch, as in Grain: the loader reads
@@ -51,37 +59,60 @@ class DatasetSource(ByElement[Any]):
     n: int = static_field()
     spec: Spec = static_field()
     epochs: Epochs = static_field(default="same")
+    index_key: str | None = static_field(default=None)
+    _quick: bool = static_field(default=False)
     ordering: Order = Sequential()  # the constructor sets it
 
-    def __init__(self, dataset: Any, ordering: Any = "sequential") -> None:
-        n, epochs = _length(dataset), epochs_of(dataset)
-        order = as_order(ordering, n, _OWNER)
-        data = _Dataset(dataset, n if epochs != "same" else 0)
-        set_fields(self, data=data, n=n, ordering=order, epochs=epochs)
-        set_fields(self, spec=Spec(spec_of_element(self._sample())))
+    def __init__(
+        self, dataset: Any, ordering: Any = "sequential", *, index_key: str | None = None
+    ) -> None:
+        _refuse_class(dataset)
+        table = recognised(dataset, _OWNER)
+        if isinstance(table, Stream):
+            raise PipelineError(
+                f"{_OWNER}: a {type(dataset).__name__} can only be iterated, in its own order; put "
+                f"it first in the loader's list as it is, or write `IterableSource(lambda: ...)`."
+            )
+        n = _length(dataset) if table is None else len(table)
+        check_length(n, "the dataset", _OWNER)
+        order, epochs = as_order(ordering, n, _OWNER), epochs_of(dataset)
+        stride = n if epochs != "same" else 0
+        data = _Dataset(dataset, stride) if table is None else TableData(table)
+        set_fields(self, data=data, n=n, ordering=order, epochs=epochs, _quick=data.quick)
+        spec = Spec(spec_of_element(self._sample())) if table is None else spec_of_table(table)
+        check_index_key(spec.tree, index_key, _OWNER)
+        set_fields(self, spec=with_index_key(spec, index_key), index_key=index_key)
 
     @property
     def by_epoch(self) -> bool:  # type: ignore[override]
         return self.epochs != "same"
 
+    @property
+    def classes(self) -> Mapping[str, tuple[Any, ...]]:
+        """For columns of categories, what each number stands for: `{"color": ("red", "blue")}`."""
+        return self.data.classes
+
     def _describe(self) -> Traits:
-        return self._describe_by(fixed=self.epochs != "moved")
+        return self._describe_by(fixed=self.epochs != "moved", quick=self._quick)
 
     def __len__(self) -> int:
         return self.n
 
     @property
     def _label(self) -> str:
-        kind = type(self.data.dataset).__name__
-        return f"{_OWNER}({kind}[{self.n}], ordering={self._order.name})"
+        carried = f", index_key={self.index_key!r}" if self.index_key else ""
+        return f"{_OWNER}({self.data.kind}[{self.n}], ordering={self._order.name}{carried})"
 
 
-def _length(dataset: Any) -> int:
+def _refuse_class(dataset: Any) -> None:
     if isinstance(dataset, type):
         raise PipelineError(
             f"{_OWNER}: `dataset` is the class {dataset.__name__}, not an instance; write "
             f"`{dataset.__name__}(...)`."
         )
+
+
+def _length(dataset: Any) -> int:
     refuse_no_data(dataset, _OWNER, "dataset")
     hint = "; if it can only be iterated, write `IterableSource(lambda: iter(...))`"
     kind = type(dataset).__name__
@@ -96,7 +127,6 @@ def _length(dataset: Any) -> int:
         raise PipelineError(
             f"{_OWNER}: the length of a {kind} is not known ({error}){hint}."
         ) from error
-    check_length(n, "the dataset", _OWNER)
     return n
 
 
@@ -110,9 +140,16 @@ def is_dataset(value: Any) -> bool:
 class _Dataset(ElementData):
     """A dataset. In a Grain dataset epochs begin `stride` elements apart; for others it is 0."""
 
+    quick = False
+    classes: Mapping[str, tuple[Any, ...]] = {}
+
     def __init__(self, dataset: Any, stride: int = 0) -> None:
         super().__init__()
         self.dataset, self._stride = dataset, stride
+
+    @property
+    def kind(self) -> str:
+        return type(self.dataset).__name__
 
     def reader(self, label: str) -> DatasetReader:
         return DatasetReader(label, self.dataset, self._stride)
@@ -134,6 +171,11 @@ class InMemoryDataset(ABC):
 
 def as_source(value: Any) -> Any:
     """The source for this data (arrays, arrays in files, a dataset); None if it is not data."""
+    known = None if isinstance(value, type) else recognised(value, "stage 0")
+    if isinstance(known, Stream):
+        return IterableSource(known.make_iterator, length=known.length)
+    if known is not None:
+        return DatasetSource(value)
     refuse_no_data(value, "stage 0", "data")
     if hasattr(value, "__next__"):
         return None

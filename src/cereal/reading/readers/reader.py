@@ -57,8 +57,12 @@ class TakeReader(Reader):
     structure: Structure
 
     @abstractmethod
-    def take(self, indices: np.ndarray) -> list[np.ndarray]:
+    def take(self, indices: np.ndarray) -> list[Any]:
         """The elements at these indices (one axis), stacked: fresh arrays."""
+
+    def as_batch(self, n: int, leaves: list[Any]) -> ElementBatch:
+        """The elements, given what `take` returned for n indices."""
+        return ElementBatch.of_arrays(n, leaves, self.structure)
 
     def read(self, rows: Rows) -> ElementBatch:
         indices, here, structure = rows.index, read_context(), self.structure
@@ -66,7 +70,7 @@ class TakeReader(Reader):
             try:
                 if here.known_to_hang:
                     here.check_known_to_hang()
-                return ElementBatch.of_arrays(len(indices), self.take(indices), structure)
+                return self.as_batch(len(indices), self.take(indices))
             except CAUGHT as error:
                 failed = error
 

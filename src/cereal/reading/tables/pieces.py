@@ -1,0 +1,139 @@
+"""Tables in pieces (row groups, chunks, files): a piece is read whole, and kept for a while.
+
+rows 0..99 | 100..199 | 200..249      take([7, 230, 3])  ->  pieces 0 and 2, each read once
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..read_context import read_context
+from .table import Table
+
+
+class PiecedTable(Table):
+    """A table that is read piece by piece.
+
+    For each leaf of `form` a piece has a *part*, which holds the values; `part.take(rows)` gives a
+    column of them.
+    """
+
+    lengths: Sequence[int]
+    """The number of rows of each piece."""
+    most_bytes: int = 1 << 30
+    """How many bytes of pieces are kept."""
+    _reopened = ("_kept",)
+
+    @abstractmethod
+    def load(self, number: int) -> tuple[Sequence[Any], int]:
+        """Reads a piece: its parts, and how many bytes they take."""
+
+    @cached_property
+    def _kept(self) -> Kept:
+        return Kept(self.load, self.most_bytes)
+
+    def piece(self, number: int) -> Sequence[Any]:
+        """The parts of a piece."""
+        return self._kept.get(number)
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum(np.asarray(self.lengths, np.int64))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self.lengths) else 0
+
+    def take(self, indices: np.ndarray) -> list[Any]:
+        indices = indices.astype(np.int64, copy=False)
+        if len(self.lengths) == 1:
+            return [part.take(indices) for part in self.piece(0)]
+        owner = np.searchsorted(self._ends, indices, side="right")
+        first = int(owner[0]) if len(owner) else 0
+        if (owner == first).all():
+            local = indices - (self._ends[first] - self.lengths[first])
+            return [part.take(local) for part in self.piece(first)]
+        found = []
+        for number in np.unique(owner).tolist():
+            lanes = np.flatnonzero(owner == number)
+            local = indices[lanes] - (self._ends[number] - self.lengths[number])
+            found.append((lanes, [part.take(local) for part in self.piece(number)]))
+        n = len(indices)
+        return [
+            joined(n, [(lanes, columns[leaf]) for lanes, columns in found])
+            for leaf in range(len(found[0][1]))
+        ]
+
+
+def joined(n: int, found: list[tuple[np.ndarray, Any]]) -> Any:
+    """One column of n rows, from columns for some lanes each."""
+    _, first = found[0]
+    alike = isinstance(first, np.ndarray) and all(
+        isinstance(each, np.ndarray)
+        and each.shape[1:] == first.shape[1:]
+        and each.dtype == first.dtype
+        for _, each in found
+    )
+    if alike:
+        out = read_context().empty((n, *first.shape[1:]), first.dtype)
+        for lanes, each in found:
+            out[lanes] = each
+        return out
+    values: list[Any] = [None] * n
+    for lanes, each in found:
+        for lane, value in zip(lanes.tolist(), each, strict=True):
+            values[lane] = value
+    return values
+
+
+class Kept:
+    """The pieces that were used last, up to a number of bytes; each is read by one thread only.
+
+    The piece that is asked for is always kept, however large it is.
+    """
+
+    def __init__(self, load: Callable[[int], tuple[Any, int]], most_bytes: int) -> None:
+        self._load, self._most = load, most_bytes
+        self._lock = threading.Lock()
+        self._there: OrderedDict[int, tuple[Any, int]] = OrderedDict()
+        self._coming: dict[int, threading.Lock] = {}
+        self._bytes = 0
+        self.loads = 0  # how often a piece was read
+
+    def get(self, number: int) -> Any:
+        """A piece; `load(number)` gives it, and its size, if it is not there."""
+        while True:
+            with self._lock:
+                if number in self._there:
+                    self._there.move_to_end(number)
+                    return self._there[number][0]
+                waiting = self._coming.get(number)
+                if waiting is None:
+                    mine = self._coming[number] = threading.Lock()
+                    mine.acquire()
+                    break
+            with waiting:  # another thread reads it
+                pass
+        try:
+            found = self._load(number)
+            with self._lock:
+                self._put(number, found)
+            return found[0]
+        finally:
+            with self._lock:
+                del self._coming[number]
+            mine.release()
+
+    def _put(self, number: int, found: tuple[Any, int]) -> None:
+        self.loads += 1
+        self._there[number] = found
+        self._bytes += found[1]
+        while self._bytes > self._most and len(self._there) > 1:
+            _, (_, size) = self._there.popitem(last=False)
+            self._bytes -= size
