@@ -108,6 +108,7 @@ def test_it_returns_the_folder_as_a_source_that_stands_in_a_list(tmp_path: Path)
     stages = [convert(Plain(), tmp_path / "photos", progress=False), BatchTransform(N)]
     batch, mask = next(iter(DataLoader(stages)))
     assert isinstance(stages[0], MemmapSource)
+    check_source(stages[0])
     np.testing.assert_array_equal(batch["image"], IMAGES)
     assert mask.all()
 
@@ -120,7 +121,6 @@ def test_text_bytes_and_ragged_arrays_come_back_as_they_were(tmp_path: Path) -> 
         assert found["tokens"].dtype == np.int32
         assert type(found["caption"]) is str
         assert type(found["raw"]) is bytes
-    check_source(source)
 
 
 def test_ragged_columns_are_values_and_offsets(tmp_path: Path) -> None:
@@ -262,5 +262,6 @@ def test_progress_is_shown_in_elements(tmp_path: Path, capfd: pytest.CaptureFixt
 def test_the_source_inside_jit_after_a_conversion(tmp_path: Path) -> None:
     source = convert(Plain(), tmp_path / "x", progress=False)
     loader = DataLoader([source, BatchTransform(4)])
-    batch, _, _ = jax.jit(lambda l, s: l.next_batch(s))(loader, loader.init_state(0))
+    step = jax.jit(lambda loader, state: loader.next_batch(state))
+    batch, _, _ = step(loader, loader.init_state(0))
     np.testing.assert_array_equal(batch["image"], IMAGES[:4])

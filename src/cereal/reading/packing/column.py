@@ -52,8 +52,8 @@ class ColumnForm:
     def column(self, size: int) -> Column:
         """An empty column, with room for so many elements to begin with."""
         if self.kind == "array":
-            return Numbers(self, size) if self.fixed else Arrays(self, size)
-        return Texts(self)
+            return NumberColumn(self, size) if self.fixed else ArrayColumn(self, size)
+        return TextColumn(self)
 
 
 def form_of_column(leaf: Any, name: str) -> ColumnForm:
@@ -131,7 +131,7 @@ class Column:
         return narrowed(array, form.dtype, form.name)
 
 
-class Numbers(Column):
+class NumberColumn(Column):
     """One number for each element."""
 
     def __init__(self, form: ColumnForm, size: int) -> None:
@@ -149,7 +149,7 @@ class Numbers(Column):
         return Packed(self._room[: self._count], None)
 
 
-class Arrays(Column):
+class ArrayColumn(Column):
     """An array for each element; they are copied at once, one after another."""
 
     def __init__(self, form: ColumnForm, size: int) -> None:
@@ -181,7 +181,7 @@ class Arrays(Column):
         return Packed(values, np.array(lengths, np.int64))
 
 
-class Texts(Column):
+class TextColumn(Column):
     """Text or bytes for each element."""
 
     def __init__(self, form: ColumnForm) -> None:

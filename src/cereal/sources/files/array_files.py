@@ -27,9 +27,9 @@ from ...base.atomic import write_atomically
 from ...base.errors import PipelineError
 from ...base.paths import as_path
 from ...base.spec import is_array_like
+from ...reading.formats.array_folder import RaggedFile
 from ..array_trees import array_leaves
 from .npy_file import NpyFile, is_plain
-from .ragged_files import has_ragged, open_ragged
 
 TREE = "tree.json"
 _VERSION, _VERSION_OF_RAGGED = 1, 2
@@ -96,13 +96,20 @@ def _save_folder(target: Path, tree: Any, overwrite: bool) -> None:
 
 def write_tree(folder: Path, node: Any, **more: Any) -> None:
     """Writes `tree.json`: the node of the whole tree, and what else there is to say."""
-    version = _VERSION_OF_RAGGED if has_ragged(node) else _VERSION
+    version = _VERSION_OF_RAGGED if _has_ragged(node) else _VERSION
     said = {"format": "cereal arrays", "version": version, **more, "tree": node}
     text = json.dumps(said, indent=1)
     write_atomically(folder / TREE, lambda file: file.write(text.encode()))
 
 
-def put_in_place(made: Path, old: Path, target: Path, exists: Exception, *, overwrite: bool) -> None:
+def _has_ragged(node: dict[str, Any]) -> bool:
+    inner = [*node.get("dict", {}).values(), *node.get("list", ()), *node.get("tuple", ())]
+    return "ragged" in node or any(map(_has_ragged, inner))
+
+
+def put_in_place(
+    made: Path, old: Path, target: Path, exists: Exception, *, overwrite: bool
+) -> None:
     """Gives a folder its name. What had the name before becomes `old`, or is the error `exists`."""
     try:
         if overwrite and target.exists():
@@ -227,7 +234,8 @@ def _read_tree(node: Any, folder: Path, owner: str) -> Any:
     if "ragged" in node:
         values = _read_array(node["ragged"]["values"], node["ragged"].get("dtype"), folder, owner)
         offsets = _read_array(node["ragged"]["offsets"], "int64", folder, owner)
-        return open_ragged(values, offsets, node["kind"], str(folder), owner)
+        lengths = tuple(map(int, node["ragged"]["lengths"]))
+        return RaggedFile(values, offsets, node["kind"], lengths).check(f"{owner}: {folder}")
     return _read_array(node["array"], node.get("dtype"), folder, owner)
 
 
