@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any, ClassVar
 
 import jax
@@ -115,14 +115,14 @@ class Reading:
     """What is read, and by whom; `chunks` reads it."""
 
     def __init__(self, source: Any, options: Options, owner: str) -> None:
-        self._source, self._options, self._owner = source, options, owner
+        self.source, self._options, self._owner = source, options, owner
         self.by_python = source.traits.by_python
         self.length = None if source.traits.unknown_length else len(source)
         self.skipped = 0
         self.layout = self._layout()
 
     def _layout(self) -> Layout:
-        source = self._source
+        source = self.source
         if not self.by_python:
             zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), source.element_spec())
             return layout_of(zeros)
@@ -142,37 +142,37 @@ class Reading:
 
     def bookmark(self, position: int) -> str | None:
         """The state of the iterator at or before a position, as text; None if it has none."""
-        iterators = self._source._iterators
+        iterators = self.source._iterators
         found = None if iterators is None else iterators.bookmark_at((0, 0), 0, position)
-        return None if found is None else base64.b64encode(np.asarray(found)).decode()
+        return None if found is None else base64.b64encode(np.asarray(found).tobytes()).decode()
 
     def adopt(self, bookmark: str | None) -> None:
         """Goes on from a saved state, if it is one."""
-        if bookmark is not None and self._source._iterators is not None:
+        if bookmark is not None and self.source._iterators is not None:
             found = np.frombuffer(base64.b64decode(bookmark), np.uint8)
-            self._source._iterators.adopt(found)
+            self.source._iterators.adopt(found)
 
     # Reading
 
     @property
     def _bytes(self) -> int:
         """Of an element; 0: nobody knows."""
-        spec = Spec(self._source.element_spec())
+        spec = Spec(self.source.element_spec())
         known = all(leaf.dtype != object for leaf in spec.leaves)
         return max(1, spec.nbytes) if known else 0
 
-    def chunks(self, begin: int, folder: str) -> Iterator[tuple[int, Chunk]]:
+    def chunks(self, begin: int, folder: str) -> Generator[tuple[int, Chunk]]:
         """The elements from number `begin` on: each chunk, and the number after its last element.
 
         Worker processes write chunks to the folder.
         """
-        sizes = Sizes(self._bytes, quick=self._source.traits.quick or not self.by_python)
+        sizes = Sizes(self._bytes, quick=self.source.traits.quick or not self.by_python)
         read = self._packed if self.by_python else self._computed
         yield from read(begin, folder, sizes)
 
-    def _steps(self, plan: Plan, source: Any, service: Any) -> Iterator[tuple[int, int, Any]]:
+    def _steps(self, plan: Plan, source: Any, service: Any) -> Generator[tuple[int, int, Any]]:
         """Each step: its first element, the one after its last, and its fetched rows."""
-        end = len(self._source)
+        end = len(self.source)
         if service is None:
             track: Any = InlineTrack(lambda rows: rows, plan, ReadContext())
         else:
@@ -190,13 +190,23 @@ class Reading:
                 self.skipped = service.skipped
                 service.close()
 
-    def _packed(self, begin: int, folder: str, sizes: Sizes) -> Iterator[tuple[int, Chunk]]:
+    def _packing(self, folder: str, size: int) -> tuple[Any, Handover]:
+        """The pipeline that gives chunks, and where they arrive."""
         handover = Handover(folder)
-        stage = _Stage(sizes.most, Packs(self._owner, self.layout, handover))
+        stage = _Stage(size, Packs(self._owner, self.layout, handover))
         spec = Spec(jax.ShapeDtypeStruct((SUMMARY,), np.uint32))
-        source = attach(self._source, _Packing(stage, spec, (), "pad"))
-        plan = Plan(source, begin, len(self._source), sizes)
-        iterators = self._source._iterators
+        return attach(self.source, _Packing(stage, spec, (), "pad")), handover
+
+    def some(self, numbers: np.ndarray) -> Chunk:
+        """A few elements, read by this thread; only what Python makes."""
+        source, handover = self._packing("", len(numbers))
+        source._fetch(routed_at(source, numbers).replaced(draw=numbers))
+        return handover.take(int(numbers[0]))
+
+    def _packed(self, begin: int, folder: str, sizes: Sizes) -> Generator[tuple[int, Chunk]]:
+        source, handover = self._packing(folder, sizes.most)
+        plan = Plan(source, begin, len(self.source), sizes)
+        iterators = self.source._iterators
         for first, last, _ in self._steps(plan, source, ReadService(source, self._options)):
             chunk = handover.take(first)
             sizes.learn(last - first, chunk)
@@ -205,9 +215,9 @@ class Reading:
             if ended is not None and last >= ended:
                 return
 
-    def _computed(self, begin: int, folder: str, sizes: Sizes) -> Iterator[tuple[int, Chunk]]:
+    def _computed(self, begin: int, folder: str, sizes: Sizes) -> Generator[tuple[int, Chunk]]:
         del folder
-        source, known = self._source, set[int]()
+        source, known = self.source, set[int]()
         plan = Plan(source, begin, len(source), sizes)
         service = ReadService(source, self._options) if source.traits.host else None
         for first, last, rows in self._steps(plan, source, service):

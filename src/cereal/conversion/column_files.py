@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ class ColumnFiles:
             folder / names[0], form.dtype, len(form.shape) + 1, kept=size if begun else None
         )
         if state.ragged:
-            self._offsets = self._open_offsets(8 * (count + 1) if begun else None)
+            with _closing_if_it_fails(self._values):
+                self._offsets = self._open_offsets(8 * (count + 1) if begun else None)
 
     def _open_offsets(self, kept: int | None = None) -> NpyFile:
         return NpyFile(self._folder / self._offsets_name, np.int64, 1, kept=kept)
@@ -67,7 +69,7 @@ class ColumnFiles:
     def _add_lengths(self, lengths: Any, count: int) -> None:
         state = self.state
         one = lengths if isinstance(lengths, int) else None
-        least, most = (one, one) if one is not None else (int(lengths.min()), int(lengths.max()))
+        least, most = int(np.min(lengths)), int(np.max(lengths))
         state.least = least if state.least < 0 else min(state.least, least)
         state.most = max(state.most, most)
         alike = one is not None and state.length in (None, one)
@@ -87,6 +89,15 @@ class ColumnFiles:
             numbers = np.arange(begin, min(begin + _MANY, self._count + 1), dtype=np.int64)
             self._offsets.append(numbers * length)
         self.state.ragged, self.state.length = True, None
+
+    def leaf(self, row: int) -> np.ndarray:
+        """The values of an element that is written."""
+        if self.form.fixed:
+            return self._values.rows(row, row + 1, ())[0]
+        begin, end = row * (self.state.length or 0), (row + 1) * (self.state.length or 0)
+        if self._offsets is not None:
+            begin, end = self._offsets.rows(row, row + 2, ()).tolist()
+        return self._values.rows(begin, end, self.form.row)
 
     def sync(self) -> None:
         """What was written is on the disk."""
@@ -115,6 +126,15 @@ class ColumnFiles:
             self._offsets.close()
 
 
+@contextlib.contextmanager
+def _closing_if_it_fails(file: Any) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        file.close()
+        raise
+
+
 class Columns:
     """The files of all columns; `count` elements are in them."""
 
@@ -125,13 +145,15 @@ class Columns:
         self._names = _names(layout)
         known = [ColumnState(**each) for each in states] if count and states else None
         self._files: list[ColumnFiles] = []
-        try:
+        with _closing_if_it_fails(self):
             for at, form in enumerate(layout.columns):
                 state = ColumnState() if known is None else known[at]
                 self._files.append(ColumnFiles(folder, self._names[at], form, state, count))
-        except BaseException:
-            self.close()
-            raise
+
+    @property
+    def leaves(self) -> list[Any]:
+        """For each column, a function that gives the values of an element."""
+        return [file.leaf for file in self._files]
 
     def append(self, chunk: Chunk) -> None:
         """Writes the elements of a chunk."""

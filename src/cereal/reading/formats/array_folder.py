@@ -71,7 +71,9 @@ class ArrayFolderTable(Table):
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{place} {length}" for place, length in lengths.items())
             raise PipelineError(f"{owner}: all columns must have one length, got {listed}.")
-        self._kinds = [x.kind if isinstance(x, RaggedFile) else None for x in leaves]
+        self._kinds: list[Kind | None] = [
+            x.kind if isinstance(x, RaggedFile) else None for x in leaves
+        ]
         ragged = [x for x in leaves if isinstance(x, RaggedFile)]
         values = [x.values if isinstance(x, RaggedFile) else x for x in leaves]
         self._values, self._offsets = Arrays(values), Arrays([x.offsets for x in ragged])

@@ -164,7 +164,10 @@ class Packs:
 
 
 class Handover:
-    """Brings chunks from where they are made to the writer: in memory, or by files in `folder`."""
+    """Brings chunks from where they are made to the writer: in memory, or by files in `folder`.
+
+    Without a folder (""), only in memory.
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -184,7 +187,8 @@ class Handover:
         if found is None:
             with open(_file_of(self._folder, begin), "rb") as file:
                 found = pickle.load(file)
-        FileHandover(self._folder).drop(begin)
+        if self._folder:
+            FileHandover(self._folder).drop(begin)
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:

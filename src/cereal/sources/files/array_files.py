@@ -234,8 +234,8 @@ def _read_tree(node: Any, folder: Path, owner: str) -> Any:
     if "ragged" in node:
         values = _read_array(node["ragged"]["values"], node["ragged"].get("dtype"), folder, owner)
         offsets = _read_array(node["ragged"]["offsets"], "int64", folder, owner)
-        lengths = tuple(map(int, node["ragged"]["lengths"]))
-        return RaggedFile(values, offsets, node["kind"], lengths).check(f"{owner}: {folder}")
+        least, most = map(int, node["ragged"]["lengths"])
+        return RaggedFile(values, offsets, node["kind"], (least, most)).check(f"{owner}: {folder}")
     return _read_array(node["array"], node.get("dtype"), folder, owner)
 
 

@@ -27,8 +27,7 @@ def is_plain(dtype: np.dtype[Any]) -> bool:
 class NpyFile:
     """A `.npy` file that is being written. `most_axes`: its shape will not have more.
 
-    With `rows` and `row_bytes`, the file is there already, and everything after these rows is cut
-    off.
+    With `kept`, the file is there already, and all but so many bytes of rows is cut off.
     """
 
     def __init__(self, path: Path, dtype: Any, most_axes: int, *, kept: int | None = None) -> None:
@@ -51,6 +50,14 @@ class NpyFile:
     def append(self, array: np.ndarray) -> None:
         """Writes the rows of an array."""
         self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    def rows(self, begin: int, end: int, row: tuple[int, ...]) -> np.ndarray:
+        """Some of its rows, which have this shape."""
+        size = self.dtype.itemsize * int(np.prod(row, dtype=np.int64))
+        self._file.flush()
+        with open(self.path, "rb") as file:
+            file.seek(self._header + begin * size)
+            return np.frombuffer(file.read((end - begin) * size), self.dtype).reshape(-1, *row)
 
     def sync(self) -> None:
         """What was written is on the disk."""
