@@ -79,8 +79,9 @@ class ElementBatch:
 
     def run_into(
         self, make_end: Callable[[range], Any], label: str, rows: Any, pace: Pace
-    ) -> list[Any]:
-        """Puts the elements, in parts, into what `make_end(lanes)` makes, and gives these."""
+    ) -> list[tuple[Any, list[int]]]:
+        """Puts the elements, in parts, into what `make_end(lanes)` makes, and gives these; each
+        with the lanes that have no element."""
         return run_into(self._chain(), self.keep, make_end, (label, rows), pace)
 
     def stack(

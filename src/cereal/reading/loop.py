@@ -75,13 +75,13 @@ def run_into(
     make_end: Callable[[range], Any],
     place: tuple[str, Any],
     pace: Pace,
-) -> list[Any]:
-    """Runs all lanes in parts, each into an end of its own (`make_end(lanes)`); gives the ends."""
+) -> list[tuple[Any, list[int]]]:
+    """Runs all lanes in parts, each into an end of its own (`make_end(lanes)`); gives the ends, and
+    which lanes have no element."""
 
-    def some(lanes: range) -> Any:
+    def some(lanes: range) -> tuple[Any, list[int]]:
         end = make_end(lanes)
-        _Loop(links, keep, end, place, []).run(lanes)
-        return end
+        return end, _Loop(links, keep, end, place, []).run(lanes)
 
     return pace.spread(some, len(place[1].index))
 

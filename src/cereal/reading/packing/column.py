@@ -11,16 +11,20 @@ Arrays may differ in the length of their first axis, and in nothing else.
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 
 from ...base.errors import PipelineError, said
 from ...base.fitting import canonical, narrowed
+from ..code import number_dtype
 from ..leaves import as_array, is_leaf
 
 Kind = Literal["array", "text", "bytes"]
 _UINT8 = np.dtype(np.uint8)
+_ROOM = 64 * 2**20  # bytes of memory that are taken for a column before its values are known
 _ENCODING = ("utf-8", "surrogatepass")  # every text that Python has, also halves of a pair
 
 
@@ -52,7 +56,7 @@ class ColumnForm:
     def column(self, size: int) -> Column:
         """An empty column, with room for so many elements to begin with."""
         if self.kind == "array":
-            return NumberColumn(self, size) if self.fixed else ArrayColumn(self, size)
+            return NumberColumn(self) if self.fixed else ArrayColumn(self, size)
         return TextColumn(self)
 
 
@@ -93,19 +97,28 @@ class Packed:
     lengths: np.ndarray | int | None
 
 
-class Column:
-    """Collects values. `check` refuses one, or makes it what `add` wants."""
+class Column(ABC):
+    """Collects values.
+
+    `check` refuses a value, or makes it what `add` wants. Most values need no such check:
+    `unlike` gives code that is true for a value that does.
+    """
 
     form: ColumnForm
+    add: Callable[[Any], None]
 
+    @abstractmethod
     def check(self, leaf: Any) -> Any:
-        raise NotImplementedError
+        """The value as `add` wants it, or an error."""
 
-    def add(self, value: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def unlike(self, kind: type, value: str, names: dict[str, Any]) -> str | None:
+        """An expression that is true if `value`, an expression too, must be checked; it may use
+        what is put into `names`. None: all values must. `kind` is the type of an earlier value."""
 
+    @abstractmethod
     def packed(self) -> Packed:
-        raise NotImplementedError
+        """All values."""
 
     def _checked_array(self, leaf: Any) -> np.ndarray:
         form = self.form
@@ -134,49 +147,81 @@ class Column:
 class NumberColumn(Column):
     """One number for each element."""
 
-    def __init__(self, form: ColumnForm, size: int) -> None:
-        self.form, self._count = form, 0
-        self._room = np.empty(size, form.dtype)
+    def __init__(self, form: ColumnForm) -> None:
+        self.form = form
+        self._numbers: list[Any] = []
+        self.add = self._numbers.append
 
     def check(self, leaf: Any) -> Any:
         return self._checked_array(leaf)
 
-    def add(self, value: Any) -> None:
-        self._room[self._count] = value
-        self._count += 1
+    def unlike(self, kind: type, value: str, names: dict[str, Any]) -> str | None:
+        dtype = number_dtype(kind)
+        if dtype is None or canonical(dtype) != self.form.dtype:
+            return None
+        names[f"t_{value}"] = kind
+        other = f"type({value}) is not t_{value}"
+        if dtype == self.form.dtype:
+            return other
+        if dtype.kind in "iu":
+            limits = np.iinfo(self.form.dtype)
+            return f"{other} or not {limits.min} <= {value} <= {limits.max}"
+        if dtype.kind == "f":  # whether it is infinite or nan, `check` finds out
+            most = float(np.finfo(self.form.dtype).max)
+            return f"{other} or not {-most!r} < {value} < {most!r}"
+        return None
 
     def packed(self) -> Packed:
-        return Packed(self._room[: self._count], None)
+        return Packed(np.array(self._numbers, self.form.dtype), None)
 
 
 class ArrayColumn(Column):
-    """An array for each element; they are copied at once, one after another."""
+    """An array for each element. They are copied at once: a function may use its buffer again."""
 
     def __init__(self, form: ColumnForm, size: int) -> None:
-        self.form, self._filled = form, 0
+        self.form, self._count = form, 0
+        nbytes = np.dtype(form.dtype).itemsize * int(np.prod(form.shape, dtype=np.int64))
+        self._most = max(1, min(size, _ROOM // max(1, nbytes)))
+        # As long as all have the shape of the first, they are written into one room.
+        self._room: np.ndarray | None = np.empty((self._most, *form.shape), form.dtype)
+        self._pieces: list[np.ndarray] = []
         self._lengths: list[int] = []
-        self._room = np.empty((size * max(1, form.shape[0]), *form.row), form.dtype)
+        self.add = self._add
 
     def check(self, leaf: Any) -> Any:
-        form = self.form
-        if type(leaf) is np.ndarray and leaf.dtype == form.dtype and leaf.shape == form.shape:
-            return leaf  # the common case
         return self._checked_array(leaf)
 
-    def add(self, value: np.ndarray) -> None:
-        begin, count = self._filled, len(value)
-        self._filled = end = begin + count
-        if end > len(self._room):
-            larger = np.empty((max(end, 2 * len(self._room)), *self.form.row), self.form.dtype)
-            larger[:begin] = self._room[:begin]
-            self._room = larger
-        self._room[begin:end] = value
-        self._lengths.append(count)
+    def unlike(self, kind: type, value: str, names: dict[str, Any]) -> str | None:
+        if kind is not np.ndarray:
+            return None
+        form = self.form
+        names |= {f"d_{value}": form.dtype, f"s_{value}": form.shape, f"r_{value}": form.row}
+        return (
+            f"type({value}) is not ndarray or {value}.dtype != d_{value} or ({value}.shape != "
+            f"s_{value} and ({value}.ndim != {len(form.shape)} or {value}.shape[1:] != r_{value}))"
+        )
+
+    def _add(self, value: np.ndarray) -> None:
+        if self._room is None:
+            self._pieces.append(value.copy())
+            self._lengths.append(len(value))
+        elif value.shape == self.form.shape and self._count < self._most:
+            self._room[self._count] = value
+            self._count += 1
+        else:
+            self._pieces = [self._room[: self._count].reshape(-1, *self.form.row)]
+            self._lengths = [self.form.shape[0]] * self._count
+            self._room = None
+            self._add(value)
 
     def packed(self) -> Packed:
-        lengths = self._lengths
-        values = self._room[: self._filled]
-        if lengths and lengths.count(lengths[0]) == len(lengths):
+        shape, row, lengths = self.form.shape, self.form.row, self._lengths
+        if self._room is not None:
+            values = self._room[: self._count]
+            rows = values.reshape(-1, *row) if values.size else np.empty((0, *row), values.dtype)
+            return Packed(rows, shape[0])
+        values = np.concatenate(self._pieces)
+        if lengths.count(lengths[0]) == len(lengths):
             return Packed(values, lengths[0])
         return Packed(values, np.array(lengths, np.int64))
 
@@ -186,12 +231,13 @@ class TextColumn(Column):
 
     def __init__(self, form: ColumnForm) -> None:
         self.form = form
-        self._pieces: list[bytes] = []
+        self._pieces: list[Any] = []
+        self.add = self._pieces.append
 
-    def check(self, leaf: Any) -> bytes:
+    def check(self, leaf: Any) -> Any:
         form = self.form
         if form.kind == "text" and isinstance(leaf, str):
-            return leaf.encode(*_ENCODING)
+            return str(leaf)
         if form.kind == "bytes" and isinstance(leaf, bytes | bytearray):
             return bytes(leaf)
         if leaf is None:
@@ -201,12 +247,24 @@ class TextColumn(Column):
             f"{form.kind}; make them alike in a HostMapTransform."
         )
 
-    def add(self, value: bytes) -> None:
-        self._pieces.append(value)
+    def unlike(self, kind: type, value: str, names: dict[str, Any]) -> str | None:
+        del kind
+        names[f"t_{value}"] = str if self.form.kind == "text" else bytes
+        return f"type({value}) is not t_{value}"
 
     def packed(self) -> Packed:
-        values = np.frombuffer(b"".join(self._pieces), np.uint8)
-        return Packed(values, np.array([*map(len, self._pieces)], np.int64))
+        pieces = self._pieces
+        if self.form.kind == "text":
+            joined = "".join(pieces)
+            if joined.isascii():  # all letters have one byte
+                values, pieces = joined.encode(), pieces
+            else:
+                pieces = [piece.encode(*_ENCODING) for piece in pieces]
+                values = b"".join(pieces)
+        else:
+            values = b"".join(pieces)
+        lengths = np.array([*map(len, pieces)], np.int64)
+        return Packed(np.frombuffer(values, np.uint8), lengths)
 
 
 def as_text(values: np.ndarray) -> str:

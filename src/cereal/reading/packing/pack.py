@@ -21,6 +21,7 @@ import numpy as np
 
 from ...base.errors import PipelineError
 from ...base.fitting import narrowed
+from ..code import taken_apart
 from ..element_batch import ElementBatch
 from ..form import form_of_element
 from ..read_context import Pace
@@ -29,6 +30,7 @@ from ..structure import Structure, flatten
 from .column import ColumnForm, Packed, form_of_column, is_column_leaf
 
 SUMMARY = 4  # words: how many elements, how many bytes (two words), a checksum
+_MOST_TRIES = 8  # kinds of elements in one chunk for which code is made
 _HEAD = 1 << 12  # bytes of each column that the checksum is of
 
 
@@ -87,12 +89,29 @@ class Packer:
     """Puts elements, one after another, into columns: the end of the loop over elements."""
 
     def __init__(self, layout: Layout, rows: Rows, size: int) -> None:
-        self._structure, self._rows, self._count = layout.structure, rows, 0
+        self._structure, self._rows, self._size = layout.structure, rows, size
         self._columns = [form.column(size) for form in layout.columns]
-        self._checks = [column.check for column in self._columns]
-        self._adds = [column.add for column in self._columns]
-        self.code = ("put(lane, value)",), {"put": self.write}
-        self.learn = self.write
+        self._left = _MOST_TRIES
+        # The lines that put an element, and what they name; None until an element was looked at.
+        self.code: tuple[tuple[str, ...], dict[str, Any]] | None = None
+
+    def learn(self, lane: int, element: Any) -> None:
+        """Checks and adds an element, and makes code for others of its kind."""
+        self.write(lane, element)
+        leaves = self._structure.flatten_up_to(element)
+        self.code, self._left = (("put(lane, value)",), {"put": self.write}), self._left - 1
+        if self._left < 0 or not self._structure.plain:
+            return
+        names: dict[str, Any] = {}
+        lines = taken_apart(self._structure.node, names)
+        for at, (column, leaf) in enumerate(zip(self._columns, leaves, strict=True)):
+            unlike = column.unlike(type(leaf), f"v{at}", names)
+            if unlike is None:
+                return
+            lines.append(f"if {unlike}: raise UnlikeError")
+        lines += [f"w{at}(v{at})" for at in range(len(leaves))]
+        names |= {f"w{at}": column.add for at, column in enumerate(self._columns)}
+        self.code = tuple(lines), names
 
     def write(self, lane: int, element: Any) -> None:
         """Checks all of an element, and then adds it."""
@@ -101,12 +120,12 @@ class Packer:
         except (ValueError, TypeError, KeyError):
             raise self._other_structure(lane, element) from None
         try:
-            values = [check(leaf) for check, leaf in zip(self._checks, leaves, strict=True)]
+            pairs = zip(self._columns, leaves, strict=True)
+            values = [column.check(leaf) for column, leaf in pairs]
         except PipelineError as error:
             raise PipelineError(f"element {self._rows.index[lane]}: {error}") from None
-        for add, value in zip(self._adds, values, strict=True):
-            add(value)
-        self._count += 1
+        for column, value in zip(self._columns, values, strict=True):
+            column.add(value)
 
     def _other_structure(self, lane: int, element: Any) -> PipelineError:
         return PipelineError(
@@ -121,8 +140,9 @@ class Packer:
     def check_waiting(self, lane: int, end: int) -> None:
         raise AssertionError(f"lane {lane} of {end} does not wait")
 
-    def part(self) -> Part:
-        return Part(self._count, [column.packed() for column in self._columns])
+    def part(self, left_out: int) -> Part:
+        """All elements; so many of the lanes have none."""
+        return Part(self._size - left_out, [column.packed() for column in self._columns])
 
 
 @dataclasses.dataclass
@@ -143,8 +163,8 @@ class Packs:
             parts = [self._stacked(taken)]
         else:
             size = lambda lanes: Packer(self.layout, rows, len(lanes))  # noqa: E731
-            packers = taken.run_into(size, self.label, rows, self.pace)
-            parts = [packer.part() for packer in packers]
+            found = taken.run_into(size, self.label, rows, self.pace)
+            parts = [packer.part(len(left_out)) for packer, left_out in found]
         chunk = Chunk(parts, time.perf_counter() - began)
         self.handover.give(int(rows.draw[0]), chunk)
         return [chunk.summary()], None
