@@ -100,8 +100,8 @@ class Packed:
 class Column(ABC):
     """Collects values.
 
-    `check` refuses a value, or makes it what `add` wants. Most values need no such check:
-    `unlike` gives code that is true for a value that does.
+    `check` refuses a value, or makes it what `add` wants. Most values need no such check: `unlike`
+    gives code that is true for a value that does.
     """
 
     form: ColumnForm
@@ -115,6 +115,11 @@ class Column(ABC):
     def unlike(self, kind: type, value: str, names: dict[str, Any]) -> str | None:
         """An expression that is true if `value`, an expression too, must be checked; it may use
         what is put into `names`. None: all values must. `kind` is the type of an earlier value."""
+
+    def extend(self, values: list[Any]) -> None:
+        """Checks and adds many values."""
+        for value in values:
+            self.add(self.check(value))
 
     @abstractmethod
     def packed(self) -> Packed:
@@ -179,7 +184,7 @@ class ArrayColumn(Column):
     """An array for each element. They are copied at once: a function may use its buffer again."""
 
     def __init__(self, form: ColumnForm, size: int) -> None:
-        self.form, self._count = form, 0
+        self.form, self._count, self._axes = form, 0, len(form.shape)
         nbytes = np.dtype(form.dtype).itemsize * int(np.prod(form.shape, dtype=np.int64))
         self._most = max(1, min(size, _ROOM // max(1, nbytes)))
         # As long as all have the shape of the first, they are written into one room.
@@ -189,6 +194,12 @@ class ArrayColumn(Column):
         self.add = self._add
 
     def check(self, leaf: Any) -> Any:
+        form = self.form
+        if type(leaf) is np.ndarray and leaf.shape[1:] == form.row and leaf.ndim == self._axes:
+            if leaf.dtype == form.dtype:
+                return leaf
+            if canonical(leaf.dtype) == form.dtype and len(leaf):
+                return narrowed(leaf, form.dtype, form.name)
         return self._checked_array(leaf)
 
     def unlike(self, kind: type, value: str, names: dict[str, Any]) -> str | None:
@@ -209,17 +220,25 @@ class ArrayColumn(Column):
             self._room[self._count] = value
             self._count += 1
         else:
-            self._pieces = [self._room[: self._count].reshape(-1, *self.form.row)]
+            rows = (self._count * self.form.shape[0], *self.form.row)
+            self._pieces = [self._room[: self._count].reshape(rows)]
             self._lengths = [self.form.shape[0]] * self._count
             self._room = None
             self._add(value)
+
+    def extend(self, values: list[Any]) -> None:
+        alike = {*map(type, values)} == {np.ndarray}
+        if self._count or not alike or len({(x.dtype, x.ndim, x.shape[1:]) for x in values}) != 1:
+            super().extend(values)
+            return
+        self._pieces = [self.check(np.concatenate(values))]  # all at once
+        self._lengths, self._room = [*map(len, values)], None
 
     def packed(self) -> Packed:
         shape, row, lengths = self.form.shape, self.form.row, self._lengths
         if self._room is not None:
             values = self._room[: self._count]
-            rows = values.reshape(-1, *row) if values.size else np.empty((0, *row), values.dtype)
-            return Packed(rows, shape[0])
+            return Packed(values.reshape(self._count * shape[0], *row), shape[0])
         values = np.concatenate(self._pieces)
         if lengths.count(lengths[0]) == len(lengths):
             return Packed(values, lengths[0])
@@ -252,6 +271,12 @@ class TextColumn(Column):
         names[f"t_{value}"] = str if self.form.kind == "text" else bytes
         return f"type({value}) is not t_{value}"
 
+    def extend(self, values: list[Any]) -> None:
+        if {*map(type, values)} == {str if self.form.kind == "text" else bytes}:
+            self._pieces += values
+        else:
+            super().extend(values)
+
     def packed(self) -> Packed:
         pieces = self._pieces
         if self.form.kind == "text":
@@ -265,6 +290,19 @@ class TextColumn(Column):
             values = b"".join(pieces)
         lengths = np.array([*map(len, pieces)], np.int64)
         return Packed(np.frombuffer(values, np.uint8), lengths)
+
+
+def packed_array(array: np.ndarray, form: ColumnForm) -> Packed:
+    """The values of many elements that are stacked in one array, [n, ...]."""
+    if form.kind != "array" or array.ndim != 1 + len(form.shape) or array.shape[2:] != form.row:
+        raise PipelineError(f"{form.name} has shape {array.shape[1:]}, not {form.shape}")
+    if canonical(array.dtype) != form.dtype:
+        raise PipelineError(f"{form.name} is {array.dtype}, not {form.dtype}")
+    values = np.ascontiguousarray(narrowed(array, form.dtype, form.name))
+    if form.fixed:
+        return Packed(values, None)
+    rows = (len(values) * values.shape[1], *form.row)
+    return Packed(values.reshape(rows), values.shape[1])
 
 
 def as_text(values: np.ndarray) -> str:

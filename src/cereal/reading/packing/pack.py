@@ -20,14 +20,13 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import PipelineError
-from ...base.fitting import narrowed
 from ..code import taken_apart
 from ..element_batch import ElementBatch
 from ..form import form_of_element
 from ..read_context import Pace
 from ..rows import Rows
 from ..structure import Structure, flatten
-from .column import ColumnForm, Packed, form_of_column, is_column_leaf
+from .column import ColumnForm, Packed, form_of_column, is_column_leaf, packed_array
 
 SUMMARY = 4  # words: how many elements, how many bytes (two words), a checksum
 _MOST_TRIES = 8  # kinds of elements in one chunk for which code is made
@@ -106,9 +105,9 @@ class Packer:
         lines = taken_apart(self._structure.node, names)
         for at, (column, leaf) in enumerate(zip(self._columns, leaves, strict=True)):
             unlike = column.unlike(type(leaf), f"v{at}", names)
-            if unlike is None:
-                return
-            lines.append(f"if {unlike}: raise UnlikeError")
+            names[f"c_v{at}"] = column.check
+            check = f"v{at} = c_v{at}(v{at})"
+            lines.append(check if unlike is None else f"if {unlike}: {check}")
         lines += [f"w{at}(v{at})" for at in range(len(leaves))]
         names |= {f"w{at}": column.add for at, column in enumerate(self._columns)}
         self.code = tuple(lines), names
@@ -159,9 +158,8 @@ class Packs:
     def collect(self, taken: ElementBatch, rows: Rows) -> tuple[list[np.ndarray], None]:
         """The summary of the chunk. Its place is in `rows.draw`."""
         began = time.perf_counter()
-        if taken.is_stacked:
-            parts = [self._stacked(taken)]
-        else:
+        parts = self._by_columns(taken)
+        if parts is None:
             size = lambda lanes: Packer(self.layout, rows, len(lanes))  # noqa: E731
             found = taken.run_into(size, self.label, rows, self.pace)
             parts = [packer.part(len(left_out)) for packer, left_out in found]
@@ -169,18 +167,26 @@ class Packs:
         self.handover.give(int(rows.draw[0]), chunk)
         return [chunk.summary()], None
 
-    def _stacked(self, taken: ElementBatch) -> Part:
+    def _by_columns(self, taken: ElementBatch) -> list[Part] | None:
+        """The elements, if they are in columns and all is as it should be. Otherwise None: they are
+        packed one by one, and errors name theirs."""
+        leaves, structure = taken.columns or (taken.leaves, taken.structure)
+        if structure != self.layout.structure:
+            return None
+        keep = None if taken.keep is None else np.flatnonzero(taken.keep)
+        count = taken.n if keep is None else len(keep)
         columns = []
-        for leaf, form in zip(taken.leaves, self.layout.columns, strict=True):
-            values = leaf if taken.keep is None else leaf[taken.keep]
-            values = np.ascontiguousarray(narrowed(values, form.dtype, form.name))
-            if form.fixed:
-                columns.append(Packed(values, None))
-            else:
-                rows = values.reshape(-1, *form.row) if values.size else values[:0, 0]
-                columns.append(Packed(rows, values.shape[1]))
-        count = taken.n if taken.keep is None else int(np.count_nonzero(taken.keep))
-        return Part(count, columns)
+        try:
+            for leaf, form in zip(leaves, self.layout.columns, strict=True):
+                if isinstance(leaf, np.ndarray):
+                    columns.append(packed_array(leaf if keep is None else leaf[keep], form))
+                else:
+                    column = form.column(count)
+                    column.extend(leaf if keep is None else [leaf[at] for at in keep.tolist()])
+                    columns.append(column.packed())
+        except PipelineError:
+            return None
+        return [Part(count, columns)]
 
 
 class Handover:
