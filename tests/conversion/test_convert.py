@@ -15,6 +15,7 @@ import cereal
 from cereal import (
     ArraySampleSource,
     BatchTransform,
+    ConcatSource,
     DataLoader,
     DatasetSource,
     DiskSampleSource,
@@ -24,8 +25,11 @@ from cereal import (
     MapTransform,
     MemmapSource,
     RangeSource,
+    SliceSource,
+    ZipSource,
     convert,
     pad_collate,
+    split,
 )
 from cereal.testing import check_resume, check_source
 
@@ -232,6 +236,25 @@ def test_an_iterator_of_unknown_length_is_read_to_its_end(tmp_path: Path) -> Non
     source = convert(IterableSource(make), tmp_path / "x", progress=False)
     assert len(source) == 300
     assert _read(source, 299) == {"n": 299, "name": "number 299"}
+
+
+def test_parts_and_combinations_are_converted_and_made_of_what_was_converted(
+    tmp_path: Path,
+) -> None:
+    data = DatasetSource(Photos())
+    both = ConcatSource([SliceSource(data, slice(3, 9)), data])
+    source = convert(both, tmp_path / "both", progress=False)
+    expected = [*range(3, 9), *range(N)]
+    assert [element["raw"] for element in elements(source)] == [bytes(range(k)) for k in expected]
+    train, test = split(source, (0.75, 0.25))
+    again = convert(train, tmp_path / "train", progress=False)
+    assert len(again) == len(train)
+    assert len(again) + len(test) == len(expected)
+    pairs = ZipSource({"a": again, "b": SliceSource(source, slice(0, len(again)))})
+    found = elements(convert(pairs, tmp_path / "pairs", progress=False))
+    assert [element["b"]["caption"] for element in found] == [
+        Photos()[k]["caption"] for k in expected[: len(again)]
+    ]
 
 
 @pytest.mark.parametrize("workers", [0, 3])

@@ -227,8 +227,8 @@ class ArrayColumn(Column):
             self._add(value)
 
     def extend(self, values: list[Any]) -> None:
-        alike = {*map(type, values)} == {np.ndarray}
-        if self._count or not alike or len({(x.dtype, x.ndim, x.shape[1:]) for x in values}) != 1:
+        kinds = {(x.dtype, x.ndim, x.shape[1:]) if type(x) is np.ndarray else None for x in values}
+        if self._count or len(kinds) != 1 or getattr(values[0], "ndim", 0) != self._axes:
             super().extend(values)
             return
         self._pieces = [self.check(np.concatenate(values))]  # all at once
