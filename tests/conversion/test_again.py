@@ -190,6 +190,8 @@ def test_elements_that_fail_can_be_left_out(tmp_path: Path, hidden: Path) -> Non
     source = convert(Numbers(hidden), tmp_path / "out", on_error="skip", progress=False)
     assert len(source) == N - 1
     check(tmp_path / "out", begin=1)
+    again = convert(Numbers(hidden), tmp_path / "out", on_error="skip", progress=False)
+    assert len(again) == N - 1
     with pytest.raises(RuntimeError, match="broken"):  # this is another conversion
         convert(Numbers(hidden), tmp_path / "other", progress=False)
 

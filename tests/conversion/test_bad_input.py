@@ -64,6 +64,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "none": (mapped(lambda x: {"x": x, "y": None}), r"`element\['y'\]` is None, a missing value"),
     "a named tuple": (mapped(lambda x: Pair(x, x)), "got Pair; write it as a dict"),
     "numbered keys": (mapped(lambda x: {0: x}), "keys of dicts must be strings"),
+    "nothing inside": (mapped(lambda x: {}), "elements have no values"),
     "no data": (3, "must be a source"),
     "random keys": (
         ArraySampleSource({"k": jax.random.split(jax.random.key(0), 3)}),

@@ -28,20 +28,20 @@ from ..pipeline.placed import Batching
 from ..pipeline.traits import Traits
 from ..reading.packing.column import Packed
 from ..reading.packing.pack import SUMMARY, Chunk, Handover, Layout, Packs, Part, layout_of
-from ..reading.read_context import ReadContext
+from ..reading.read_context import ReadContext, use_read_context
 from ..workers.options import Options
 from ..workers.read_service import ReadService, without_service
 
 _MOST_BYTES, _MOST_ELEMENTS = 4 * 2**20, 1 << 14
 _FIRST = 16  # elements of the first chunks, while nothing is known about them
-_SECONDS = 0.5  # that a chunk should take, so that little is lost if the process is killed
+_SECONDS = 0.1  # that a chunk should take: little is lost by a kill, and settings are soon measured
 
 
 class Sizes:
-    """How many elements a chunk has: a few megabytes, or half a second of work."""
+    """How many elements a chunk has: a few megabytes, or a tenth of a second of work."""
 
-    def __init__(self, known_bytes: int, *, quick: bool) -> None:
-        self.most = _largest(known_bytes) if known_bytes else _MOST_ELEMENTS
+    def __init__(self, nbytes: int, *, quick: bool) -> None:
+        self.most = _largest(nbytes)
         self.now = self.most if quick else min(_FIRST, self.most)
 
     def learn(self, read: int, chunk: Chunk) -> None:
@@ -120,6 +120,8 @@ class Reading:
         self.length = None if source.traits.unknown_length else len(source)
         self.skipped = 0
         self.layout = self._layout()
+        if not self.layout.columns:
+            raise PipelineError(f"{owner}: elements have no values; there is nothing to write.")
 
     def _layout(self) -> Layout:
         source = self.source
@@ -136,7 +138,7 @@ class Reading:
                 wanted = lambda e, at=at: np.size(structure.flatten_up_to(e)[at]) > 0  # noqa: E731
                 found = first_element(source, wanted)
                 columns[at] = form if found is None else layout_of(found).columns[at]
-        return Layout(structure, tuple(columns))
+        return Layout(structure, tuple(columns), layout.nbytes)
 
     # The state of an iterator, which the manifest keeps
 
@@ -154,19 +156,12 @@ class Reading:
 
     # Reading
 
-    @property
-    def _bytes(self) -> int:
-        """Of an element; 0: nobody knows."""
-        spec = Spec(self.source.element_spec())
-        known = all(leaf.dtype != object for leaf in spec.leaves)
-        return max(1, spec.nbytes) if known else 0
-
     def chunks(self, begin: int, folder: str) -> Generator[tuple[int, Chunk]]:
         """The elements from number `begin` on: each chunk, and the number after its last element.
 
         Worker processes write chunks to the folder.
         """
-        sizes = Sizes(self._bytes, quick=self.source.traits.quick or not self.by_python)
+        sizes = Sizes(self.layout.nbytes, quick=self.source.traits.quick or not self.by_python)
         read = self._packed if self.by_python else self._computed
         yield from read(begin, folder, sizes)
 
@@ -200,7 +195,9 @@ class Reading:
     def some(self, numbers: np.ndarray) -> Chunk:
         """A few elements, read by this thread; only what Python makes."""
         source, handover = self._packing("", len(numbers))
-        source._fetch(routed_at(source, numbers).replaced(draw=numbers))
+        policy = self._options.policy(lambda error: None)
+        with use_read_context(ReadContext(policy)):
+            source._fetch(routed_at(source, numbers).replaced(draw=numbers))
         return handover.take(int(numbers[0]))
 
     def _packed(self, begin: int, folder: str, sizes: Sizes) -> Generator[tuple[int, Chunk]]:

@@ -172,10 +172,12 @@ class Columns:
         """Completes all files, and writes `tree.json`."""
         nodes = iter([file.finish() for file in self._files])
         write_tree(self._folder, described(_tree(self._layout), lambda *_: next(nodes), ""), **more)
-        handle = os.open(self._folder, os.O_RDONLY)
         with contextlib.suppress(OSError):  # some systems cannot do this to a folder
-            os.fsync(handle)
-        os.close(handle)
+            handle = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
 
     def close(self) -> None:
         for file in self._files:

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..base.atomic import as_usual, write_atomically
+from ..base.atomic import write_atomically
 from ..base.errors import PipelineError
 from ..sources.files.array_files import put_in_place
 
@@ -88,7 +88,6 @@ class Staging:
 
     def finish(self, *, overwrite: bool) -> None:
         """Gives the folder its name, and removes the hidden one."""
-        as_usual(self.new, 0o777)
         exists = PipelineError(f"convert: {str(self.target)!r} exists; pass `overwrite=True`.")
         put_in_place(self.new, self._old, self.target, exists, overwrite=overwrite)
         self.remove()

@@ -49,6 +49,11 @@ class ColumnForm:
         return self.shape[1:]
 
     @property
+    def nbytes(self) -> int:
+        """The bytes of an array of this shape."""
+        return np.dtype(self.dtype).itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    @property
     def fixed(self) -> bool:
         """Whether it is one number for each element."""
         return self.kind == "array" and not self.shape
@@ -185,8 +190,7 @@ class ArrayColumn(Column):
 
     def __init__(self, form: ColumnForm, size: int) -> None:
         self.form, self._count, self._axes = form, 0, len(form.shape)
-        nbytes = np.dtype(form.dtype).itemsize * int(np.prod(form.shape, dtype=np.int64))
-        self._most = max(1, min(size, _ROOM // max(1, nbytes)))
+        self._most = max(1, min(size, _ROOM // max(1, form.nbytes)))
         # As long as all have the shape of the first, they are written into one room.
         self._room: np.ndarray | None = np.empty((self._most, *form.shape), form.dtype)
         self._pieces: list[np.ndarray] = []

@@ -39,6 +39,7 @@ class Layout:
 
     structure: Structure
     columns: tuple[ColumnForm, ...]
+    nbytes: int  # of the element that was looked at
 
 
 def layout_of(element: Any) -> Layout:
@@ -46,7 +47,11 @@ def layout_of(element: Any) -> Layout:
     leaves, structure = flatten(element, is_column_leaf)
     names = [f"`element{name}`" for name in structure.names()]
     forms = [form_of_column(leaf, name) for leaf, name in zip(leaves, names, strict=True)]
-    return Layout(structure, tuple(forms))
+    sizes = [
+        len(leaf) if form.kind != "array" else form.nbytes
+        for leaf, form in zip(leaves, forms, strict=True)
+    ]
+    return Layout(structure, tuple(forms), sum(sizes))
 
 
 @dataclasses.dataclass
