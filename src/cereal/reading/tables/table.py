@@ -108,8 +108,7 @@ class TableReader(TakeReader):
     def as_batch(self, n: int, leaves: list[Any]) -> ElementBatch:
         if _stacks(leaves, self._form.leaves):
             return super().as_batch(n, leaves)
-        unflatten = self.structure.unflatten
-        return ElementBatch.of_list([unflatten(list(row)) for row in zip(*leaves, strict=True)])
+        return ElementBatch.of_columns(n, leaves, self.structure)
 
 
 def _stacks(columns: Sequence[Any], promised: Sequence[ArrayForm]) -> bool:
