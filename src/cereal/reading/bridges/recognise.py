@@ -14,6 +14,7 @@ from ..tables.table import Stream, Table
 # a function `recognise(value, owner)`, which gives a `Table`, a `Stream`, or None.
 _FILES = {
     "pyarrow": "arrow",
+    "torch": "torch",
 }
 
 

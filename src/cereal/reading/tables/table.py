@@ -100,16 +100,20 @@ class TableReader(TakeReader):
         columns, form = self.table.take(indices), self._form
         if not _stacks(columns, form.leaves):
             return columns
-        return [
+        return _Stacked(
             narrowed(column, canonical(column.dtype), lambda at=at: form.name(at))
             for at, column in enumerate(columns)
-        ]
+        )
 
     def as_batch(self, n: int, leaves: list[Any]) -> ElementBatch:
-        if _stacks(leaves, self._form.leaves):
+        if isinstance(leaves, _Stacked):
             return super().as_batch(n, leaves)
         unflatten = self.structure.unflatten
         return ElementBatch.of_list([unflatten(list(row)) for row in zip(*leaves, strict=True)])
+
+
+class _Stacked(list[Any]):
+    """Columns that are arrays of the promised shapes and dtypes."""
 
 
 def _stacks(columns: Sequence[Any], promised: Sequence[ArrayForm]) -> bool:
@@ -118,7 +122,7 @@ def _stacks(columns: Sequence[Any], promised: Sequence[ArrayForm]) -> bool:
         isinstance(column, np.ndarray)
         and column.shape[1:] == form.shape
         and form.dtype != OBJECT
-        and canonical(column.dtype) == canonical(form.dtype)
+        and (column.dtype == form.dtype or canonical(column.dtype) == canonical(form.dtype))
         for column, form in zip(columns, promised, strict=True)
     )
 
