@@ -103,7 +103,9 @@ class ReadService(HostData):
             source, words, remainder=remainder, steps_at_once=steps_at_once, total=total
         )
         if self.threads == 0:
-            return InlineTrack(source._fetch_here, routes, ReadContext(self._policy, self._buffers))
+            context = ReadContext(self._policy, self._buffers)
+            together = 1 if steps_at_once else self.options.together(source)
+            return InlineTrack(source._fetch_here, routes, context, together)
         return self.open_track(source, routes, total=total, each=steps_at_once or 1)
 
     def open_track(self, source: Any, rows_of: Any, **options: Any) -> Track:
