@@ -11,15 +11,13 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
 
 from ...base.errors import PipelineError
 from ..tables.combined import ArraysTable, ChosenTable, JoinedTable, NestedTable
 from ..tables.table import Stream, Table
+from .tensors import as_numpy, of_torch, is_tensor
 from .torch_loaders import line_for_loader, line_for_sampler
 
 _READS = ("__getitem__", "__getitems__", "__len__")
@@ -27,7 +25,7 @@ _READS = ("__getitem__", "__getitems__", "__len__")
 
 def recognise(value: Any, owner: str) -> Table | Stream | None:
     """How to read an object of torch; None: by `__getitem__`, like any dataset."""
-    names = {cls.__name__ for cls in type(value).__mro__ if _of_torch(cls)}
+    names = {cls.__name__ for cls in type(value).__mro__ if of_torch(cls)}
     kind = type(value).__name__
     if "DataLoader" in names:
         raise PipelineError(
@@ -36,24 +34,20 @@ def recognise(value: Any, owner: str) -> Table | Stream | None:
         )
     if "Sampler" in names:
         raise PipelineError(
-            f"{owner}: a {kind} of torch is an order and no data; write "
-            f"`{line_for_sampler(value)}`."
+            f"{owner}: a {kind} of torch says in which order data is read, and cereal has orders "
+            f"of its own; write `{line_for_sampler(value)}`."
         )
     if "IterableDataset" in names:
         begin = _Epochs if hasattr(value, "set_epoch") else _Iterations
         return Stream(begin(value), _length(value))
-    if "Tensor" in names:
-        return ArraysTable(as_numpy(value, owner, "the tensor"), kind)
+    if is_tensor(value):
+        return ArraysTable(_rows(value, f"{owner}: the tensor"), kind)
     return _table(value, owner)
-
-
-def _of_torch(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == "torch"
 
 
 def _table(value: Any, owner: str) -> Table | None:
     """A dataset of torch over tensors, as a table; None for others."""
-    cls = next((each for each in type(value).__mro__ if _of_torch(each)), None)
+    cls = next((each for each in type(value).__mro__ if of_torch(each)), None)
     make = None if cls is None else _MAKE.get(cls.__name__)
     if make is None or any(_method(type(value), each) is not _method(cls, each) for each in _READS):
         return None  # a subclass that reads in its own way
@@ -68,17 +62,24 @@ def _tensors(value: Any, owner: str, name: str) -> Table | None:
     if not value.tensors:
         raise PipelineError(f"{owner}: the {name} holds no tensors; give it one.")
     arrays = [
-        as_numpy(tensor, owner, f"tensor {number} of the {name}")
+        _rows(tensor, f"{owner}: tensor {number} of the {name}")
         for number, tensor in enumerate(value.tensors)
     ]
     return ArraysTable(tuple(arrays), name)
+
+
+def _rows(tensor: Any, what: str) -> Any:
+    """The rows of a tensor, in its own memory."""
+    if not tensor.dim():
+        raise PipelineError(f"{what} has no axis to take elements from; give it a leading axis.")
+    return as_numpy(tensor, what)
 
 
 def _subset(value: Any, owner: str, name: str) -> Table | None:
     below = _table(value.dataset, owner)
     indices = value.indices
     if hasattr(indices, "detach"):
-        indices = as_numpy(indices, owner, f"`indices` of the {name}")
+        indices = as_numpy(indices, f"{owner}: `indices` of the {name}")
     return None if below is None else ChosenTable(below, indices, owner, name)
 
 
@@ -106,47 +107,6 @@ _MAKE = {
     "ConcatDataset": _joined,
     "StackDataset": _nested,
 }
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether this is a tensor of torch."""
-    return any(cls.__name__ == "Tensor" and _of_torch(cls) for cls in type(value).__mro__)
-
-
-def as_numpy(tensor: Any, owner: str, what: str) -> np.ndarray:
-    """The memory of a tensor, as a NumPy array; gradients are not kept."""
-    fix = _refused(tensor)
-    if fix:
-        raise PipelineError(f"{owner}: {what} {fix}.")
-    name = str(tensor.dtype).partition(".")[2]
-    if hasattr(np, name) or name == "bool":
-        return tensor.numpy(force=True)
-    import ml_dtypes
-
-    dtype = getattr(ml_dtypes, name, None)
-    if dtype is None:
-        raise PipelineError(
-            f"{owner}: {what} has the dtype {tensor.dtype}, which NumPy does not have; write "
-            f"`tensor.float()`."
-        )
-    plain = getattr(sys.modules["torch"], f"uint{8 * tensor.element_size()}")
-    return tensor.detach().view(plain).numpy().view(dtype)
-
-
-def _refused(tensor: Any) -> str:
-    """Why NumPy cannot share its memory, and what to write; "" if it can."""
-    if tensor.device.type != "cpu":
-        return (
-            f"is on {tensor.device}, and cereal reads the memory of the host; write "
-            f"`tensor.cpu()` (batches go to JAX's device by themselves)"
-        )
-    if tensor.is_quantized:
-        return "is quantized; write `tensor.dequantize()`"
-    if tensor.is_nested:
-        return "is nested, its rows differ in length; write `tensor.to_padded_tensor(0)`"
-    if str(tensor.layout) != "torch.strided":
-        return f"is sparse ({tensor.layout}); write `tensor.to_dense()`"
-    return "" if tensor.dim() else "has no axis to take elements from; give it a leading axis"
 
 
 class _Iterations:
