@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 import cereal
 from cereal import BatchTransform, DataLoader, DatasetSource, IterableSource, PipelineError
@@ -207,7 +208,8 @@ class Epochs(data.IterableDataset):
 def test_a_stream_is_told_its_epoch() -> None:
     dataset = Epochs()
     loader = DataLoader([dataset, BatchTransform(5)])
-    found = np.concatenate([batch for batch, _ in loader.iterate(epochs=3)]).reshape(3, N)
+    batches = loader.iterate(loader.init_state(0), epochs=3)
+    found = np.concatenate([batch for batch, _ in batches]).reshape(3, N)
     wanted = [np.random.default_rng(epoch).permutation(N) for epoch in range(3)]
     assert found.tolist() == [order.tolist() for order in wanted]
     assert dataset.epoch == 0  # the user's own is left alone
@@ -252,30 +254,27 @@ def test_images_of_different_sizes_name_the_element_and_the_fix() -> None:
     assert caught.value.element.index == 6  # type: ignore[attr-defined]
 
 
-def mnist_files(folder: Any) -> None:
-    """MNIST's own files, of ten images."""
-    raw = folder / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    images, labels = np.zeros((N, 28, 28), np.uint8), LABELS.astype(np.uint8)
-    images[:, :5, :6] = IMAGES
-    for name, array in (("images-idx3", images), ("labels-idx1", labels)):
-        head = np.array([0x800 + array.ndim, *array.shape], ">u4").tobytes()
-        (raw / f"train-{name}-ubyte").write_bytes(head + array.tobytes())
+class LikeTorchvision(data.Dataset):
+    """As torchvision's datasets of images are: tensors inside, PIL images and a transform outside."""
+
+    def __init__(self, transform: Any = None) -> None:
+        self.data, self.targets, self.transform = torch.from_numpy(IMAGES), LABELS, transform
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        image = Image.fromarray(self.data[index].numpy())
+        return image if self.transform is None else self.transform(image), int(self.targets[index])
 
 
 def flat(image: Any) -> np.ndarray:
     return np.ravel(np.array(image, np.float32))
 
 
-def test_torchvisions_mnist_with_a_transform(tmp_path: Any) -> None:
-    mnist_files(tmp_path)
-    mnist = import_module("torchvision.datasets").MNIST(tmp_path, transform=flat)
-    found = rows(loader_of(mnist))
-    assert found[0].shape == (N, 784)
-    assert found[0].reshape(N, 28, 28)[:, :5, :6].astype(np.uint8).tolist() == IMAGES.tolist()
-    assert found[1].tolist() == LABELS.tolist()
-    plain = import_module("torchvision.datasets").MNIST(tmp_path)  # PIL images
-    assert rows(loader_of(plain))[0].dtype == np.uint8
+def test_datasets_like_torchvisions_with_a_transform_and_without() -> None:
+    check_values(LikeTorchvision(flat), (IMAGES.reshape(N, -1).astype(np.float32), LABELS))
+    check_values(LikeTorchvision(), PAIRS)  # PIL images
 
 
 def test_worker_processes_read_it() -> None:
