@@ -127,9 +127,10 @@ def _as_slices(part: Any) -> Any:
 def take_rows(array: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
     """The rows of an array, in memory that JAX can use without a copy."""
     dtype = canonical(array.dtype)
+    out = read_context().empty((len(indices), *array.shape[1:]), dtype)
     if dtype != array.dtype or not array.flags.c_contiguous:
-        return narrowed(array[indices], dtype, name)
-    out = read_context().empty((len(indices), *array.shape[1:]), array.dtype)
+        out[...] = narrowed(array[indices], dtype, name)
+        return out
     # With `mode="raise"` NumPy would read into a buffer of its own first, and then copy.
     return np.take(array, indices, axis=0, out=out, mode="clip")
 
