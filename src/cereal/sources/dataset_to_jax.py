@@ -75,9 +75,9 @@ def _arrays_of(dataset: Any, owner: str) -> Any:
     table = recognised(dataset, owner)
     if isinstance(table, Table):  # all of it in one call
         reader = TableReader(owner, table)
-        found = reader.as_batch(len(table), reader.take(np.arange(len(table))))
-        if found.is_stacked:
-            return reader.structure.unflatten(found.leaves)
+        leaves = reader.all_rows()
+        if leaves is not None:
+            return reader.structure.unflatten(leaves)
     elements = _elements_of(dataset)
     try:
         return jax.tree.map(lambda *leaves: np.stack(leaves), *elements, is_leaf=is_leaf)

@@ -132,6 +132,14 @@ class TableReader(TakeReader):
         whole = lambda pace: self._whole(rows, None, pace)  # noqa: E731
         return ElementBatch.either(len(rows.index), one_by_one, whole)
 
+    def all_rows(self) -> list[np.ndarray] | None:
+        """All rows as arrays; None if they do not stack."""
+        index = np.arange(len(self.table))
+        taken = self.read(Rows(np.zeros(2, np.uint32), np.zeros_like(index), index, None))
+        if taken.whole is not None:
+            return taken.whole(Pace())
+        return taken.leaves if taken.is_stacked else None
+
     def as_batch(self, rows: Rows, leaves: list[Any]) -> ElementBatch:
         if isinstance(leaves, _Stacked):
             return super().as_batch(rows, leaves)
@@ -176,10 +184,6 @@ class TableReader(TakeReader):
             return True
 
         return room if all(pace.spread(some, n)) else None
-
-
-class _Stacked(list[Any]):
-    """Columns that are arrays of the promised shapes and dtypes."""
 
 
 class _Stacked(list[Any]):
