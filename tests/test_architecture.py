@@ -93,6 +93,7 @@ PUBLIC = [
     "RenameTransform",
     "RepeatSource",
     "ReplicaError",
+    "SQLiteSource",
     "SliceSource",
     "Source",
     "StateError",

@@ -74,6 +74,7 @@ from .sources import MixSource as MixSource
 from .sources import RangeSource as RangeSource
 from .sources import RepeatSource as RepeatSource
 from .sources import SliceSource as SliceSource
+from .sources import SQLiteSource as SQLiteSource
 from .sources import WindowSource as WindowSource
 from .sources import ZipSource as ZipSource
 from .sources import dataset_to_jax as dataset_to_jax
