@@ -375,7 +375,7 @@ def test_a_key_that_would_be_searched_for_in_all_rows(
     write(path, "CREATE TABLE points_without AS SELECT id AS other FROM points")
     assert len(SQLiteSource(path, query, key="id")) in (7, 30, N)  # few rows: no harm
     with closing(sqlite3.connect(path)) as database:
-        for _ in range(4):
+        for _ in range(5):
             database.execute("INSERT INTO points (x, label) SELECT x, label FROM points")
             database.execute("DELETE FROM points_without")
             database.execute("INSERT INTO points_without SELECT id FROM points")
