@@ -15,6 +15,7 @@ from .disk import DiskSampleSource as DiskSampleSource
 from .files.array_files import save_arrays as save_arrays
 from .files.memmap import MemmapSource as MemmapSource
 from .files.sqlite import SQLiteSource as SQLiteSource
+from .files.tar import TarSource as TarSource
 from .iterators.iterable import IterableSource as IterableSource
 from .range import RangeSource as RangeSource
 from .window import WindowSource as WindowSource
