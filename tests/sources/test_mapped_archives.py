@@ -150,8 +150,8 @@ def test_numbers_that_are_not_aligned_are_not_copied_as_a_whole() -> None:
 
 TENSORS = {
     "BF16": ml_dtypes.bfloat16, "F8_E4M3": ml_dtypes.float8_e4m3fn,
-    "F8_E5M2": ml_dtypes.float8_e5m2, "F16": np.float16, "F64": np.float64, "I64": np.int64, "U16": np.uint16, "BOOL": np.bool_,
-    "C64": np.complex64,
+    "F8_E5M2": ml_dtypes.float8_e5m2, "F16": np.float16, "F64": np.float64, "I64": np.int64,
+    "U16": np.uint16, "BOOL": np.bool_, "C64": np.complex64,
 }  # fmt: skip
 
 
