@@ -14,6 +14,7 @@ from .dataset_to_jax import dataset_to_jax as dataset_to_jax
 from .disk import DiskSampleSource as DiskSampleSource
 from .files.array_files import save_arrays as save_arrays
 from .files.hdf5 import HDF5Source as HDF5Source
+from .files.image_folder import ImageFolderSource as ImageFolderSource
 from .files.memmap import MemmapSource as MemmapSource
 from .files.sqlite import SQLiteSource as SQLiteSource
 from .files.tar import TarSource as TarSource

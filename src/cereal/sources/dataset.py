@@ -17,7 +17,7 @@ from ..order.ordering import Order, Sequential, as_order
 from ..pipeline.traits import Traits
 from ..reading.bridges.recognise import recognised
 from ..reading.readers.by_element import DatasetReader
-from ..reading.tables.table import Stream
+from ..reading.tables.table import Stream, Table
 from .array import ArraySampleSource
 from .array_trees import array_leaves, is_frame, leaves_of_tree, refuse_no_data
 from .by_element import ByElement, ElementData
@@ -73,6 +73,8 @@ class DatasetSource(ByElement[Any]):
                 f"{_OWNER}: a {type(dataset).__name__} can only be iterated, in its own order; put "
                 f"it first in the loader's list as it is, or write `IterableSource(lambda: ...)`."
             )
+        if not isinstance(table, Table | None):
+            dataset, table = table, None
         n = _length(dataset) if table is None else len(table)
         check_length(n, "the dataset", _OWNER)
         order, epochs = as_order(ordering, n, _OWNER), epochs_of(dataset)

@@ -16,14 +16,20 @@ from ...base.numbers import as_optional_count
 from ...base.pytree import pytree_dataclass, set_fields, static_field
 from ...base.spec import Spec, spec_of
 from ...host.element_spec import form_of
+from ...host.host_data import HostData
 from ...order.ordering import Order, Sequential, as_order
 from ...pipeline.host_source import HostIndexed
 from ...pipeline.traits import Traits
+from ...reading.formats.array_folder import ArrayFolderTable, RaggedFile
 from ...reading.readers.arrays import ArraysReader
+from ...reading.readers.reader import Reader
+from ...reading.structure import Structure
+from ...reading.tables.table import TableReader, WithIndex
 from ..array import one_length
 from ..array_trees import refuse_list
 from ..index_key import check_index_key, with_index
 from ..length import check_length
+from ..table import spec_of_table
 from .array_files import open_arrays
 from .mapped import MappedArrays
 
@@ -38,10 +44,12 @@ class MemmapSource(HostIndexed[Any]):
           image.npy  label.npy            --rows 7, 3-->  {"image": uint8[2,28,28], ...}
 
     `data` is the path of a `.npy`, `.npz` or `.safetensors` file; or of a folder, either written by
-    `save_arrays` or any folder of `.npy` files, which becomes a dict by their names; or a tree of
-    arrays that `np.load(path, mmap_mode="r")` opened. Files are opened read-only, and never
-    unpickled. The arrays of a `.npz` file must not be compressed. Row i is row i of the first axis
-    of every array, so all have one length; `keys=["x_train", "y_train"]` chooses some of them.
+    `save_arrays` or by `convert`, or any folder of `.npy` files, which becomes a dict by their
+    names; or a tree of arrays that `np.load(path, mmap_mode="r")` opened. Files are opened
+    read-only, and never unpickled. The arrays of a `.npz` file must not be compressed. Row i is row
+    i of the first axis of every array, so all have one length; `keys=["x_train", "y_train"]`
+    chooses some of them. Ragged columns that `convert` wrote give an array, a text or bytes for
+    each element; pad them by a `collate=`, or make arrays of them in a HostMapTransform.
     `prefetch_size` is how many elements a worker reads ahead; with None the loader decides.
     `index_key="index"` adds the index of each element to it, under that key.
 
@@ -78,15 +86,20 @@ class MemmapSource(HostIndexed[Any]):
             data = open_arrays(data, _OWNER, keys)
         else:
             _refuse_paths(data, keys)
-        n = one_length(data, _OWNER, files=True, fix=fix)
+        if any(isinstance(leaf, RaggedFile) for leaf in jax.tree.leaves(data)):
+            table = ArrayFolderTable(data, where, _OWNER)
+            n, rows, spec = len(table), _RaggedRows(table), spec_of_table(table)
+        else:
+            n = one_length(data, _OWNER, files=True, fix=fix)
+            rows = _Rows(data, where)
+            spec = Spec(jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), data))
         check_length(n, "`data`", _OWNER)
-        check_index_key(data, index_key, _OWNER)
+        check_index_key(spec.tree, index_key, _OWNER)
         index = jax.ShapeDtypeStruct((), np.int32 if n <= 2**31 else canonical(np.int64))
-        rows = jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), data)
+        spec = Spec(with_index(spec.tree, index, index_key))
         order = as_order(ordering, n, _OWNER)
-        spec = Spec(with_index(rows, index, index_key))
-        set_fields(self, data=_Rows(data, where), n=n, spec=spec, ordering=order)
-        set_fields(self, prefetch_size=ahead, index_key=index_key)
+        set_fields(self, data=rows, n=n, spec=spec, ordering=order, prefetch_size=ahead)
+        set_fields(self, index_key=index_key)
 
     def __len__(self) -> int:
         return self.n
@@ -104,11 +117,8 @@ class MemmapSource(HostIndexed[Any]):
         return f"{_OWNER}({where}ordering={self._order.name}{carried})"
 
     @cached_property
-    def _reader(self) -> ArraysReader:
-        structure, index_at = form_of(self.spec).structure, None
-        if self.index_key is not None:
-            index_at = structure.unflatten(range(structure.num_leaves))[self.index_key]
-        return ArraysReader(self._label, self.data.arrays, self.data.names, structure, index_at)
+    def _reader(self) -> Reader:
+        return self.data.reader(self._label, form_of(self.spec).structure, self.index_key)
 
 
 def _refuse_paths(data: Any, keys: Any) -> None:
@@ -136,3 +146,26 @@ class _Rows(MappedArrays):
         self.where = where
         if where:  # arrays that the user has opened may be written to by the user
             self.arrays.files.watch()
+
+    def reader(self, label: str, structure: Structure, index_key: str | None) -> Reader:
+        places = structure.unflatten(range(structure.num_leaves))
+        index_at = None if index_key is None else places[index_key]
+        return ArraysReader(label, self.arrays, self.names, structure, index_at)
+
+
+class _RaggedRows(HostData):
+    """The same where some columns are ragged, text or bytes."""
+
+    def __init__(self, table: ArrayFolderTable) -> None:
+        super().__init__()
+        self.table, self.where = table, table.name
+
+    def reader(self, label: str, structure: Structure, index_key: str | None) -> Reader:
+        reader = TableReader(label, self.table)
+        return reader if index_key is None else WithIndex(reader, index_key, structure)
+
+    def digest_of(self) -> Any:
+        return self.table.digest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _RaggedRows, (self.table,)
