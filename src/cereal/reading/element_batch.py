@@ -2,6 +2,7 @@
 
 one by one   {"image": <PIL image>, "label": 3}, ...        what functions give and take
 stacked      {"image": uint8[n,28,28], "label": int32[n]}   what one vectorised read gives
+either       the first if a function wants elements, the second if nothing but batching follows
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from .form import Form, form_of_arrays, leaves_of
 from .loop import Link, list_elements, run_into, run_link, stack_elements
 from .read_context import SKIPPED, Pace, ReadContext, use_read_context
 from .structure import Structure
+
+Whole = Callable[[Pace], "list[np.ndarray] | None"]
 
 
 class ElementBatch:
@@ -33,6 +36,8 @@ class ElementBatch:
         self.structure: Structure | None = None
         # The columns of a table and the structure of its rows, until elements are made of them.
         self.columns: tuple[list[Any], Structure] | None = None
+        self._later: Callable[[], ElementBatch] | None = None
+        self.whole: Whole | None = None
 
     @staticmethod
     def of_arrays(
@@ -56,6 +61,16 @@ class ElementBatch:
         made.columns = columns, structure
         return made
 
+    @staticmethod
+    def either(n: int, one_by_one: Callable[[], ElementBatch], whole: Whole) -> ElementBatch:
+        """Elements that can be had one by one, or stacked by `whole(pace)`, which is quicker.
+
+        `whole` gives None if they do not stack; `one_by_one` then says which of them is wrong.
+        """
+        made = ElementBatch(n)
+        made._later, made.whole = one_by_one, whole
+        return made
+
     @property
     def is_stacked(self) -> bool:
         return self.structure is not None
@@ -76,6 +91,8 @@ class ElementBatch:
             columns, structure = self.columns
             rows = [structure.unflatten(list(row)) for row in zip(*columns, strict=True)]
             self.links, self.columns = ElementBatch.of_list(rows).links, None
+        if self._later is not None:
+            self.links, self._later = self._later()._chain(), None
         if self.structure is None:
             return self.links
         leaves, unflatten = self.leaves, self.structure.unflatten
@@ -104,8 +121,11 @@ class ElementBatch:
 
         Where an element was left out, the element that `filler` returns is written instead.
         """
+        at_once = self.whole(pace) if self.whole is not None and self.keep is None else None
         if self.structure is not None:
             leaves, structure, keep = self.leaves, self.structure, self.keep
+        elif at_once is not None:
+            leaves, structure, keep = at_once, form.structure, None
         else:
             leaves, keep = stack_elements(self._chain(), self.keep, form, label, rows, pace)
             structure = form.structure

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import DatasetError, PipelineError, in_one_line
+from ..images.names import ENCODED, SUFFIXES
 from ..leaves import ArrayForm
 from ..tables.kept_index import Index
 from ..tables.random_access import RandomAccess
 from ..tables.table import Table, objects
 from ..tables.watched import WatchedFile
-from .tar_index import tar_index, word_at, words
+from .tar_index import tar_index, texts
 
 KEY = "__key__"
 Columns = dict[str, tuple[str, ...]]
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 _TEXTS = ("txt", "text", "transcript")
-_IMAGES = ("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "tif", "tiff", "gif")
 
 
 def _text(data: bytes) -> str:
@@ -94,8 +94,8 @@ class TarTable(Table):
         if decoder is _array and len(self):
             first = self._column(name, np.zeros(1, np.int64))[0]
             return ArrayForm(first.shape, first.dtype)
-        if extension in _IMAGES:
-            return objects("encoded images; add `DecodeImageTransform(size=(224, 224))`")
+        if extension in SUFFIXES:
+            return objects(ENCODED)
         return objects({None: "bytes", _text: "str"}.get(decoder, f"what is in the {extension}"))
 
     def take(self, indices: np.ndarray) -> list[Any]:
@@ -149,7 +149,7 @@ class TarTable(Table):
     def key(self, index: int) -> str:
         """The key of a sample."""
         tar = int(self._tar_of(np.array(index)))
-        return word_at(*self._keys[tar], index - (int(self._ends[tar - 1]) if tar else 0))
+        return self._keys[tar][index - (int(self._ends[tar - 1]) if tar else 0)]
 
     def _where(self, index: int, name: str) -> str:
         tar = self._files[int(self._tar_of(np.array(index)))]
@@ -166,8 +166,7 @@ class _Tar:
     def __init__(self, file: WatchedFile, index: Index) -> None:
         self.file, self._begins, self._sizes = file, index["begins"], index["sizes"]
         self.n, self.ignored = len(self._begins), int(index["ignored"][0])
-        self.keys = index["keys"], index["keys_ends"]
-        self.extensions = words(index, "extensions")
+        self.keys, self.extensions = texts(index, "keys"), list(texts(index, "extensions"))
 
     def places(self, columns: Sequence[tuple[str, ...]]) -> tuple[np.ndarray, np.ndarray]:
         """Where the columns begin in each sample, and their sizes; -1: there is none."""
@@ -185,7 +184,7 @@ class _Tar:
         """A sample and what it has, for errors."""
         sizes = self._sizes[row].tolist()
         has = [name for name, size in zip(self.extensions, sizes, strict=True) if size >= 0]
-        return f"{word_at(*self.keys, row)!r} in {self.file.name} has {', '.join(has)}"
+        return f"{self.keys[row]!r} in {self.file.name} has {', '.join(has)}"
 
 
 def _check_columns(columns: Columns, found: list[str], tars: list[_Tar], owner: str) -> None:

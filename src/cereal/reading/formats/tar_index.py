@@ -19,6 +19,7 @@ import numpy as np
 from ...base.errors import DatasetError, PipelineError
 from ..tables.kept_index import Index, kept_index
 from ..tables.watched import WatchedFile
+from ..tables.words import Words
 
 KIND = "tar 1"  # the form of the index
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
@@ -50,22 +51,9 @@ def tar_index(file: WatchedFile, owner: str) -> Index:
     return index
 
 
-def words(index: Index, name: str) -> list[str]:
-    """The texts that an index holds under a name, as bytes and ends."""
-    ends = index[f"{name}_ends"]
-    return [word_at(index[name], ends, at) for at in range(len(ends))]
-
-
-def word_at(letters: np.ndarray, ends: np.ndarray, at: int) -> str:
-    """One of them."""
-    begin = int(ends[at - 1]) if at else 0
-    return letters[begin : int(ends[at])].tobytes().decode("utf-8", "surrogateescape")
-
-
-def _as_words(name: str, texts: list[str]) -> Index:
-    encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
-    ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
-    return {name: np.frombuffer(b"".join(encoded), np.uint8), f"{name}_ends": ends}
+def texts(index: Index, name: str) -> Words:
+    """The texts that an index holds under a name."""
+    return Words(index[name], index[f"{name}_ends"])
 
 
 class _Members:
@@ -89,13 +77,16 @@ class _Members:
                 f"{names[0]!r} and {names[-1]!r}: everything after the first dot of a name is one. "
                 f"Write the tar again, without dots in the names of samples."
             )
+        keys, extensions = Words.of(self._rows), Words.of(names)
         none = (0, -1)
         places = np.array(
             [[row.get(name, none) for name in names] for row in self._rows.values()], np.int64
         ).reshape(len(self._rows), len(names), 2)
         return {
-            **_as_words("keys", list(self._rows)),
-            **_as_words("extensions", names),
+            "keys": keys.letters,
+            "keys_ends": keys.ends,
+            "extensions": extensions.letters,
+            "extensions_ends": extensions.ends,
             "begins": np.ascontiguousarray(places[:, :, 0]),
             "sizes": np.ascontiguousarray(places[:, :, 1]),
             "ignored": np.array([self._ignored]),

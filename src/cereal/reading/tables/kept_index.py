@@ -24,7 +24,7 @@ from .watched import WatchedFile
 
 Index = dict[str, np.ndarray]
 _OF = "of"  # the entry that says which file it was made of, and how
-_BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+_BROKEN = (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile)
 
 
 def kept_index(file: WatchedFile, kind: str, make: Callable[[], Index]) -> Index:
@@ -52,7 +52,7 @@ def _places(path: str) -> Iterator[Path]:
 
 
 def _read(place: Path, of: str) -> Index:
-    with np.load(place, allow_pickle=False) as entries:
+    with open(place, "rb") as file, np.load(file, allow_pickle=False) as entries:
         if entries[_OF].tobytes().decode() != of:
             raise ValueError("it is that of another file")
         return {name: entries[name] for name in entries.files if name != _OF}

@@ -28,6 +28,7 @@ class DecodeImageTransform(HostStage):
 
         crop=None       the whole image, resized to `size`; its sides may change their ratio
         crop="center"   the largest part in the middle that has the ratio of `size`, resized
+                        (Pillow's `ImageOps.fit`)
         crop="random"   a random part (8 to 100 % of the area, sides from 3:4 to 4:3), resized;
                         another one in every epoch, as other random stages have it
 
