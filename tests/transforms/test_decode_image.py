@@ -178,7 +178,7 @@ def shown(crop: Any = "center", n: int = 6, **options: Any) -> DataLoader[Any]:
     return DataLoader([source, *stages], **options)
 
 
-@pytest.mark.parametrize("crop", ["center", "random"])
+@pytest.mark.parametrize("crop", ["center", pytest.param("random", marks=pytest.mark.slow)])
 def test_the_conformance_kit(crop: Any) -> None:
     check_loader(shown(crop))
     check_resume(shown(crop))

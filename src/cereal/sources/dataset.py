@@ -17,9 +17,15 @@ from ..order.ordering import Order, Sequential, as_order
 from ..pipeline.traits import Traits
 from ..reading.bridges.recognise import recognised
 from ..reading.readers.by_element import DatasetReader
-from ..reading.tables.table import Stream
+from ..reading.tables.table import Stream, Table
 from .array import ArraySampleSource
-from .array_trees import array_leaves, is_frame, leaves_of_tree, refuse_no_data
+from .array_trees import (
+    array_leaves,
+    is_frame,
+    leaves_of_tree,
+    refuse_no_data,
+    without_tensors,
+)
 from .by_element import ByElement, ElementData
 from .files.memmap import MemmapSource
 from .grain_epochs import Epochs, epochs_of
@@ -73,6 +79,8 @@ class DatasetSource(ByElement[Any]):
                 f"{_OWNER}: a {type(dataset).__name__} can only be iterated, in its own order; put "
                 f"it first in the loader's list as it is, or write `IterableSource(lambda: ...)`."
             )
+        if not isinstance(table, Table | None):
+            dataset, table = table, None
         n = _length(dataset) if table is None else len(table)
         check_length(n, "the dataset", _OWNER)
         order, epochs = as_order(ordering, n, _OWNER), epochs_of(dataset)
@@ -185,6 +193,7 @@ def as_source(value: Any) -> Any:
         return None
     if isinstance(value, InMemoryDataset):
         return ArraySampleSource(value.as_array_dict(), ordering="sequential")
+    value = without_tensors(value, "stage 0", "data")
     # A list holds elements, and may be long: its items are not looked at.
     named = [] if isinstance(value, list) else leaves_of_tree(value, "stage 0", "data")
     leaves = [leaf for _, leaf in named]

@@ -21,6 +21,7 @@ from ...base.errors import PipelineError
 from ...base.extras import needs
 from ..leaves import OBJECT, ArrayForm
 from ..structure import flatten
+from .blobs import blobs_of
 from .columns import Numbers, Objects, Ragged, ragged_form
 from .pieces import PiecedTable
 from .table import objects
@@ -32,7 +33,7 @@ class ArrowTable(PiecedTable):
     """An Arrow table in memory, or mapped into it; its record batches are the pieces."""
 
     _reopened = ("_parts",)
-    quick = True
+    quick = stays = True
 
     def __init__(
         self, table: Any, owner: str, name: str = "", fill: Mapping[str, Any] = {}
@@ -212,7 +213,7 @@ def part_of(array: Any, name: str = "") -> Any:
         inner = part_of(array.values, name)
         if _is_plain(inner):
             return _listed(array, inner.values, name)
-    return Objects(lambda rows: array.take(pa.array(rows)).to_pylist())
+    return blobs_of(array, types) or Objects(lambda rows: array.take(pa.array(rows)).to_pylist())
 
 
 def _is_plain(part: Any) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..read_context import read_context
+from .scattered import Scattered
 from .table import Table
 
 
@@ -29,7 +30,9 @@ class PiecedTable(Table):
     """The number of rows of each piece."""
     most_bytes: int = 1 << 30
     """How many bytes of pieces are kept."""
-    _reopened = ("_kept",)
+    stays: bool = False
+    """Whether all pieces stay in memory (mapped files do), so that rows can be gathered there."""
+    _reopened = ("_kept", "_places")
 
     @abstractmethod
     def load(self, number: int) -> tuple[Sequence[Any], int]:
@@ -44,8 +47,16 @@ class PiecedTable(Table):
         return self._kept.get(number)
 
     @cached_property
+    def _places(self) -> dict[int, Scattered]:
+        return {}
+
+    @cached_property
     def _ends(self) -> np.ndarray:
         return np.cumsum(np.asarray(self.lengths, np.int64))
+
+    @cached_property
+    def _begins(self) -> np.ndarray:
+        return self._ends - np.asarray(self.lengths, np.int64)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self.lengths) else 0
@@ -57,17 +68,40 @@ class PiecedTable(Table):
         owner = np.searchsorted(self._ends, indices, side="right")
         first = int(owner[0]) if len(owner) else 0
         if (owner == first).all():
-            local = indices - (self._ends[first] - self.lengths[first])
+            local = indices - self._begins[first]
             return [part.take(local) for part in self.piece(first)]
+        return self._take_from(owner, indices - self._begins[owner])
+
+    def _take_from(self, owner: np.ndarray, rows: np.ndarray) -> list[Any]:
+        """Rows of several pieces, `owner`."""
+        leaves = range(len(self.piece(int(owner[0]))))
+        if not self.stays:
+            return self._piece_by_piece(owner, rows, list(leaves))
+        part = lambda number, leaf: self.piece(number)[leaf]  # noqa: E731
+        found = [
+            self._scattered(leaf).take(lambda number, leaf=leaf: part(number, leaf), owner, rows)
+            for leaf in leaves
+        ]
+        rest = [leaf for leaf in leaves if found[leaf] is None]
+        for leaf, column in zip(rest, self._piece_by_piece(owner, rows, rest), strict=True):
+            found[leaf] = column
+        return found
+
+    def _scattered(self, leaf: int) -> Scattered:
+        if leaf not in self._places:
+            self._places.setdefault(leaf, Scattered(len(self.lengths)))
+        return self._places[leaf]
+
+    def _piece_by_piece(
+        self, owner: np.ndarray, rows: np.ndarray, leaves: Sequence[int]
+    ) -> list[Any]:
         found = []
-        for number in np.unique(owner).tolist():
-            lanes = np.flatnonzero(owner == number)
-            local = indices[lanes] - (self._ends[number] - self.lengths[number])
-            found.append((lanes, [part.take(local) for part in self.piece(number)]))
-        n = len(indices)
+        for number in np.unique(owner).tolist() if leaves else ():
+            lanes, parts = np.flatnonzero(owner == number), self.piece(number)
+            found.append((lanes, [parts[leaf].take(rows[lanes]) for leaf in leaves]))
         return [
-            joined(n, [(lanes, columns[leaf]) for lanes, columns in found])
-            for leaf in range(len(found[0][1]))
+            joined(len(rows), [(lanes, columns[at]) for lanes, columns in found])
+            for at in range(len(leaves))
         ]
 
 
