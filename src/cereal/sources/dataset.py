@@ -90,6 +90,8 @@ class DatasetSource(ByElement[Any]):
         spec = Spec(spec_of_element(self._sample())) if table is None else spec_of_table(table)
         check_index_key(spec.tree, index_key, _OWNER)
         set_fields(self, spec=with_index_key(spec, index_key), index_key=index_key)
+        if index_key is not None:
+            data.sample = None  # the next one has the index
 
     @property
     def by_epoch(self) -> bool:  # type: ignore[override]
