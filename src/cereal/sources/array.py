@@ -18,7 +18,7 @@ from ..order.ordering import Order, as_order
 from ..order.rows import narrow
 from ..pipeline.positional import IndexedSource
 from ..pipeline.traits import Traits
-from .array_trees import array_leaves, refuse_list
+from .array_trees import array_leaves, refuse_list, without_tensors
 from .arrays_on_host import ArraysOnHost, InMemory
 from .index_key import check_index_key, with_index
 
@@ -51,6 +51,7 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
     def __init__(self, data: T, ordering: Any = "shuffle", *, index_key: str | None = None) -> None:
         owner = "ArraySampleSource"
         refuse_list(data, owner)
+        data = without_tensors(data, owner, "data")
         n = one_length(data, owner)
         check_index_key(data, index_key, owner)
         set_fields(

@@ -134,10 +134,11 @@ def _as_slices(part: Any) -> Any:
 def take_rows(array: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
     """The rows of an array, in memory that JAX can use without a copy."""
     dtype = canonical(array.dtype)
+    out = read_context().empty((len(indices), *array.shape[1:]), dtype)
     if dtype != array.dtype or not array.flags.c_contiguous:
-        return narrowed(array[indices], dtype, name)
-    out = read_context().empty((len(indices), *array.shape[1:]), array.dtype)
-    if not array.flags.aligned and array.size:  # NumPy would copy the whole array first
+        out[...] = narrowed(array[indices], dtype, name)
+        return out
+    if not array.flags.aligned and array.size and len(indices):  # NumPy would copy all of it first
         in_bytes = lambda x: x.reshape(len(x), -1).view(np.uint8)  # noqa: E731
         np.take(in_bytes(array), indices, axis=0, out=in_bytes(out), mode="clip")
         return out
