@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .form import Form, form_of_arrays, leaves_of
-from .loop import Link, list_elements, run_link, stack_elements
+from .loop import Link, list_elements, run_into, run_link, stack_elements
 from .read_context import SKIPPED, Pace, ReadContext, use_read_context
 from .structure import Structure
 
@@ -34,6 +34,8 @@ class ElementBatch:
         self.keep = keep
         self.leaves: list[np.ndarray] = []
         self.structure: Structure | None = None
+        # The columns of a table and the structure of its rows, until elements are made of them.
+        self.columns: tuple[list[Any], Structure] | None = None
         self._later: Callable[[], ElementBatch] | None = None
         self.whole: Whole | None = None
 
@@ -51,6 +53,13 @@ class ElementBatch:
         """Elements that were read already."""
         run = lambda _, lane: values[lane]  # noqa: E731
         return ElementBatch(len(values), [Link("", None, run, "{many}[lane]", None, values)], keep)
+
+    @staticmethod
+    def of_columns(n: int, columns: list[Any], structure: Structure) -> ElementBatch:
+        """Elements whose leaves are in columns: arrays, or lists of Python objects."""
+        made = ElementBatch(n)
+        made.columns = columns, structure
+        return made
 
     @staticmethod
     def either(n: int, one_by_one: Callable[[], ElementBatch], whole: Whole) -> ElementBatch:
@@ -78,6 +87,10 @@ class ElementBatch:
         return value
 
     def _chain(self) -> tuple[Link, ...]:
+        if self.columns is not None:
+            columns, structure = self.columns
+            rows = [structure.unflatten(list(row)) for row in zip(*columns, strict=True)]
+            self.links, self.columns = ElementBatch.of_list(rows).links, None
         if self._later is not None:
             self.links, self._later = self._later()._chain(), None
         if self.structure is None:
@@ -93,6 +106,13 @@ class ElementBatch:
         """All elements, SKIPPED where there is none; `keep` says which these are."""
         values, self.keep = list_elements(self._chain(), self.keep, rows, pace)
         return values
+
+    def run_into(
+        self, make_end: Callable[[range], Any], label: str, rows: Any, pace: Pace
+    ) -> list[tuple[Any, list[int]]]:
+        """Puts the elements, in parts, into what `make_end(lanes)` makes, and gives these; each
+        with the lanes that have no element."""
+        return run_into(self._chain(), self.keep, make_end, (label, rows), pace)
 
     def stack(
         self, form: Form, label: str, rows: Any, filler: Callable[[], Any], pace: Pace

@@ -137,7 +137,7 @@ class TableReader(TakeReader):
         if _stacks(leaves, promised):
             return super().as_batch(rows, leaves)
         if not any(isinstance(leaf, Later) for leaf in leaves):
-            return ElementBatch.of_list([unflatten(list(row)) for row in zip(*leaves, strict=True)])
+            return ElementBatch.of_columns(len(rows.index), leaves, self.structure)
         run = lambda _, lane: unflatten([leaf[lane] for leaf in leaves])  # noqa: E731
         found = ElementBatch(len(rows.index), [Link(self.label, rows, run)])
         whole = lambda pace: self._whole(rows, leaves, pace)  # noqa: E731

@@ -13,13 +13,19 @@ from ...base.numbers import as_optional_count
 from ...base.pytree import pytree_dataclass, set_fields, static_field
 from ...base.spec import Spec, spec_of
 from ...host.element_spec import form_of
+from ...host.host_data import HostData
 from ...order.ordering import Order, Sequential, as_order
 from ...pipeline.host_source import HostIndexed
 from ...pipeline.traits import Traits
+from ...reading.formats.array_folder import ArrayFolderTable, RaggedFile
 from ...reading.readers.arrays import ArraysReader
+from ...reading.readers.reader import Reader
+from ...reading.structure import Structure
+from ...reading.tables.table import TableReader
 from ..array import one_length
 from ..array_trees import refuse_list
 from ..length import check_length
+from ..table import spec_of_table
 from .array_files import open_arrays
 from .mapped import MappedArrays
 
@@ -33,9 +39,11 @@ class MemmapSource(HostIndexed[Any]):
         data/                          {"image": uint8[60000,28,28], "label": int32[60000]}
           image.npy  label.npy            --rows 7, 3-->  {"image": uint8[2,28,28], ...}
 
-    `data` is the path of a `.npy` file; or of a folder, either written by `save_arrays` or any
-    folder of `.npy` files, which becomes a dict by their names; or a tree of arrays that
-    `np.load(path, mmap_mode="r")` opened. Files are opened read-only, and never unpickled.
+    `data` is the path of a `.npy` file; or of a folder, either written by `save_arrays` or by
+    `convert`, or any folder of `.npy` files, which becomes a dict by their names; or a tree of
+    arrays that `np.load(path, mmap_mode="r")` opened. Files are opened read-only, and never
+    unpickled. Ragged columns that `convert` wrote give an array, a text or bytes for each element;
+    pad them by a `collate=`, or make arrays of them in a HostMapTransform.
     `prefetch_size` is how many elements a worker reads ahead; with None the loader decides.
 
     >>> import cereal, numpy as np, tempfile
@@ -64,12 +72,15 @@ class MemmapSource(HostIndexed[Any]):
             data = open_arrays(data, _OWNER)
         else:
             refuse_list(data, _OWNER)
-        n = one_length(data, _OWNER, files=True)
+        if any(isinstance(leaf, RaggedFile) for leaf in jax.tree.leaves(data)):
+            table = ArrayFolderTable(data, where, _OWNER)
+            n, rows, spec = len(table), _RaggedRows(table), spec_of_table(table)
+        else:
+            n, rows = one_length(data, _OWNER, files=True), _Rows(data, where)
+            spec = Spec(jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), data))
         check_length(n, "`data`", _OWNER)
-        spec = Spec(jax.tree.map(lambda leaf: spec_of(leaf, drop_axes=1), data))
         order = as_order(ordering, n, _OWNER)
-        set_fields(self, data=_Rows(data, where), n=n, spec=spec, ordering=order)
-        set_fields(self, prefetch_size=ahead)
+        set_fields(self, data=rows, n=n, spec=spec, ordering=order, prefetch_size=ahead)
 
     def __len__(self) -> int:
         return self.n
@@ -86,9 +97,8 @@ class MemmapSource(HostIndexed[Any]):
         return f"{_OWNER}({where}ordering={self._order.name})"
 
     @cached_property
-    def _reader(self) -> ArraysReader:
-        structure = form_of(self.spec).structure
-        return ArraysReader(self._label, self.data.arrays, self.data.names, structure)
+    def _reader(self) -> Reader:
+        return self.data.reader(self._label, form_of(self.spec).structure)
 
 
 class _Rows(MappedArrays):
@@ -97,3 +107,24 @@ class _Rows(MappedArrays):
     def __init__(self, tree: Any, where: str = "") -> None:
         super().__init__(tree)
         self.where = where
+
+    def reader(self, label: str, structure: Structure) -> Reader:
+        return ArraysReader(label, self.arrays, self.names, structure)
+
+
+class _RaggedRows(HostData):
+    """The same where some columns are ragged, text or bytes."""
+
+    def __init__(self, table: ArrayFolderTable) -> None:
+        super().__init__()
+        self.table, self.where = table, table.name
+
+    def reader(self, label: str, structure: Structure) -> Reader:
+        del structure
+        return TableReader(label, self.table)
+
+    def digest_of(self) -> Any:
+        return self.table.digest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _RaggedRows, (self.table,)
