@@ -70,6 +70,7 @@ from .sources import ArraySampleSource as ArraySampleSource
 from .sources import ConcatSource as ConcatSource
 from .sources import DatasetSource as DatasetSource
 from .sources import DiskSampleSource as DiskSampleSource
+from .sources import HDF5Source as HDF5Source
 from .sources import ImageFolderSource as ImageFolderSource
 from .sources import IterableSource as IterableSource
 from .sources import MemmapSource as MemmapSource
@@ -77,8 +78,10 @@ from .sources import MixSource as MixSource
 from .sources import RangeSource as RangeSource
 from .sources import RepeatSource as RepeatSource
 from .sources import SliceSource as SliceSource
+from .sources import SQLiteSource as SQLiteSource
 from .sources import TarSource as TarSource
 from .sources import WindowSource as WindowSource
+from .sources import ZarrSource as ZarrSource
 from .sources import ZipSource as ZipSource
 from .sources import dataset_to_jax as dataset_to_jax
 from .sources import kfold as kfold

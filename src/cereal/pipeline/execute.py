@@ -101,13 +101,20 @@ def routed_rows(
 
     `lanes` are the numbers of the lanes that are wanted; None: all.
     """
+    rows, words = rows_begun(source, words, steps, remainder, lanes)
+    return jax.device_get(rows), words
+
+
+def rows_begun(
+    source: Positional[Any], words: Any, steps: int, remainder: Any = None, lanes: Any = None
+) -> tuple[Rows, Any]:
+    """The same as JAX arrays, which may still be computed: `jax.device_get` waits for them."""
     if source._plan.wide or (lanes is not None and not lanes.size):
         plan = source._plan.ending(remainder)
         rows, words = plan.rows_for(to_host(words), steps, lanes)
         return source._route(rows), to_device(words)
     light, words, lanes = sent((stripped(source), words, lanes))
-    rows, words = _routed(light, words, remainder, steps, lanes)
-    return jax.device_get(rows), words
+    return _routed(light, words, remainder, steps, lanes)
 
 
 def read_rows(source: Positional[Any], rows: Rows, *, masked: bool) -> tuple[Any, Any]:

@@ -19,7 +19,13 @@ from ..reading.bridges.recognise import recognised
 from ..reading.readers.by_element import DatasetReader
 from ..reading.tables.table import Stream, Table
 from .array import ArraySampleSource
-from .array_trees import array_leaves, is_frame, leaves_of_tree, refuse_no_data
+from .array_trees import (
+    array_leaves,
+    is_frame,
+    leaves_of_tree,
+    refuse_no_data,
+    without_tensors,
+)
 from .by_element import ByElement, ElementData
 from .files.memmap import MemmapSource
 from .grain_epochs import Epochs, epochs_of
@@ -185,6 +191,7 @@ def as_source(value: Any) -> Any:
         return None
     if isinstance(value, InMemoryDataset):
         return ArraySampleSource(value.as_array_dict(), ordering="sequential")
+    value = without_tensors(value, "stage 0", "data")
     # A list holds elements, and may be long: its items are not looked at.
     named = [] if isinstance(value, list) else leaves_of_tree(value, "stage 0", "data")
     leaves = [leaf for _, leaf in named]

@@ -11,8 +11,10 @@ import numpy as np
 from ..base.errors import PipelineError, first_line
 from ..base.fitting import check_fits
 from ..device.storage import as_device, native
+from ..reading.bridges.recognise import recognised
 from ..reading.leaves import is_leaf
-from .array_trees import array_leaves, leaves_of_tree, refuse_no_data
+from ..reading.tables.table import Table, TableReader
+from .array_trees import array_leaves, leaves_of_tree, refuse_no_data, without_tensors
 
 
 def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
@@ -31,7 +33,7 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
     owner = "dataset_to_jax"
     device = as_device(storage_device, owner)
     refuse_no_data(dataset, owner, "dataset")
-    arrays = _arrays_of(dataset, owner)
+    arrays = _arrays_of(without_tensors(dataset, owner, "dataset"), owner)
     for name, leaf in array_leaves(arrays, owner, "dataset"):
         if isinstance(leaf, np.ndarray | np.generic):
             check_fits(leaf, f"{owner}: {name}")
@@ -70,6 +72,12 @@ def _arrays_of(dataset: Any, owner: str) -> Any:
         )
     if len(dataset) == 0:
         raise PipelineError(f"{owner}: `dataset` is empty.")
+    table = recognised(dataset, owner)
+    if isinstance(table, Table):  # all of it in one call
+        reader = TableReader(owner, table)
+        leaves = reader.all_rows()
+        if leaves is not None:
+            return reader.structure.unflatten(leaves)
     elements = _elements_of(dataset)
     try:
         return jax.tree.map(lambda *leaves: np.stack(leaves), *elements, is_leaf=is_leaf)

@@ -19,6 +19,7 @@ from .choosing import CALLER, Limits, Setting
 
 _MOST_AHEAD_BYTES = 256 * 2**20
 _LARGE = 1 << 20
+_MOST_TOGETHER, _TOGETHER_BYTES = 16, 1 << 20  # steps that the caller reads in one call
 
 
 class Options(NamedTuple):
@@ -96,6 +97,14 @@ class Options(NamedTuple):
         """How many batches are read ahead."""
         size = bytes_read(source)
         return Ahead(self.prefetch, size, source.traits.ahead, source._plan.batch)
+
+    def together(self, source: Positional[Any]) -> int:
+        """How many steps the caller reads in one call: of small batches, several."""
+        plain = source.traits.quick and source._share is None and not self.skips
+        if not plain or host_stages_of(source):
+            return 1
+        most = _MOST_TOGETHER if self.prefetch is None else self.prefetch
+        return max(1, min(most, _TOGETHER_BYTES // max(bytes_read(source), 1)))
 
 
 class Ahead(NamedTuple):

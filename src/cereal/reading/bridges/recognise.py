@@ -16,6 +16,7 @@ from ..tables.table import Stream, Table
 _FILES = {
     "datasets": "huggingface",
     "pyarrow": "arrow",
+    "torch": "torch",
 }
 
 

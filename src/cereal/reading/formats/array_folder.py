@@ -77,6 +77,8 @@ class ArrayFolderTable(Table):
         ragged = [x for x in leaves if isinstance(x, RaggedFile)]
         values = [x.values if isinstance(x, RaggedFile) else x for x in leaves]
         self._values, self._offsets = Arrays(values), Arrays([x.offsets for x in ragged])
+        self._values.files.watch()
+        self._offsets.files.watch()
         forms = [
             x.form if isinstance(x, RaggedFile) else ArrayForm(x.shape[1:], x.dtype) for x in leaves
         ]
@@ -98,6 +100,8 @@ class ArrayFolderTable(Table):
         return found
 
     def take(self, indices: np.ndarray) -> list[Any]:
+        self._values.files.check()
+        self._offsets.files.check()
         rows = indices.astype(np.int64, copy=False)
         return [column.take(rows) for column in self._columns]
 

@@ -119,10 +119,10 @@ class TableReader(TakeReader):
 
     def _narrowed(self, columns: list[Any]) -> list[np.ndarray]:
         form = self._form
-        return [
+        return _Stacked(
             narrowed(column, canonical(column.dtype), lambda at=at: form.name(at))
             for at, column in enumerate(columns)
-        ]
+        )
 
     def read(self, rows: Rows) -> ElementBatch:
         elements = self.table.elements
@@ -132,10 +132,18 @@ class TableReader(TakeReader):
         whole = lambda pace: self._whole(rows, None, pace)  # noqa: E731
         return ElementBatch.either(len(rows.index), one_by_one, whole)
 
+    def all_rows(self) -> list[np.ndarray] | None:
+        """All rows as arrays; None if they do not stack."""
+        index = np.arange(len(self.table))
+        taken = self.read(Rows(np.zeros(2, np.uint32), np.zeros_like(index), index, None))
+        if taken.whole is not None:
+            return taken.whole(Pace())
+        return taken.leaves if taken.is_stacked else None
+
     def as_batch(self, rows: Rows, leaves: list[Any]) -> ElementBatch:
-        promised, unflatten = self._form.leaves, self.structure.unflatten
-        if _stacks(leaves, promised):
+        if isinstance(leaves, _Stacked):
             return super().as_batch(rows, leaves)
+        unflatten = self.structure.unflatten
         if not any(isinstance(leaf, Later) for leaf in leaves):
             return ElementBatch.of_columns(len(rows.index), leaves, self.structure)
         run = lambda _, lane: unflatten([leaf[lane] for leaf in leaves])  # noqa: E731
@@ -178,13 +186,17 @@ class TableReader(TakeReader):
         return room if all(pace.spread(some, n)) else None
 
 
+class _Stacked(list[Any]):
+    """Columns that are arrays of the promised shapes and dtypes."""
+
+
 def _stacks(columns: Sequence[Any], promised: Sequence[ArrayForm]) -> bool:
     """Whether these columns are arrays of the promised shapes and dtypes."""
     return all(
         isinstance(column, np.ndarray)
         and column.shape[1:] == form.shape
         and form.dtype != OBJECT
-        and canonical(column.dtype) == canonical(form.dtype)
+        and (column.dtype == form.dtype or canonical(column.dtype) == canonical(form.dtype))
         for column, form in zip(columns, promised, strict=True)
     )
 

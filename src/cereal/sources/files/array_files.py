@@ -28,12 +28,16 @@ from ...base.errors import PipelineError
 from ...base.paths import as_path
 from ...base.spec import is_array_like
 from ...reading.formats.array_folder import RaggedFile
+from ...reading.formats.npz import open_npz
+from ...reading.formats.safetensors import open_safetensors
+from ...reading.tables.chosen import chosen
 from ..array_trees import array_leaves
 from .npy_file import NpyFile, is_plain
 
 TREE = "tree.json"
 _VERSION, _VERSION_OF_RAGGED = 1, 2
 _CHUNK = 64 * 2**20
+_ARCHIVES = {".npz": open_npz, ".safetensors": open_safetensors}
 _AGAIN = "write the folder again with `save_arrays`"
 
 
@@ -183,13 +187,29 @@ def _write_array(path: Path, array: Any) -> None:
         file.close()
 
 
-def open_arrays(path: str | os.PathLike[str], owner: str) -> Any:
-    """The tree of arrays in a file or folder, mapped into memory, read-only."""
+def open_arrays(path: str | os.PathLike[str], owner: str, keys: Any = None) -> Any:
+    """The tree of arrays in a file or folder, mapped into memory, read-only.
+
+    `keys` chooses some of them, if they have names.
+    """
     place = Path(path).expanduser()
     if not place.exists():
         raise PipelineError(f"{owner}: {str(place)!r} does not exist; write it with `save_arrays`.")
     if place.is_file():
+        read = _ARCHIVES.get(place.suffix)
+        if read is not None:
+            return read(place, keys, owner)
+        if keys is not None:
+            raise PipelineError(
+                f"{owner}: {place.name!r} has one array, so there is nothing to choose; leave "
+                f"`keys` out."
+            )
         return _open(place, owner)
+    found = _open_folder(place, owner)
+    return chosen(found, keys, owner, repr(place.name))
+
+
+def _open_folder(place: Path, owner: str) -> Any:
     if not (place / TREE).exists():
         return _by_name(place, owner)
     try:
@@ -219,9 +239,9 @@ def _by_name(folder: Path, owner: str) -> dict[str, Any]:
         elif each.is_dir() and not each.name.startswith("."):
             found[each.name] = _by_name(each, owner)
     if not jax.tree.leaves(found):
-        raise PipelineError(
-            f"{owner}: {str(folder)!r} has no .npy files; write them with `save_arrays`."
-        )
+        others = sorted(each.name for each in folder.iterdir() if each.suffix in _ARCHIVES)
+        fix = f"name the file {others[0]!r} itself" if others else "write them with `save_arrays`"
+        raise PipelineError(f"{owner}: {str(folder)!r} has no .npy files; {fix}.")
     return found
 
 
@@ -256,14 +276,9 @@ def _read_array(name: Any, said: Any, folder: Path, owner: str) -> np.ndarray:
 
 
 def _open(path: Path, owner: str) -> np.ndarray:
-    if path.suffix == ".npz":
-        raise PipelineError(
-            f"{owner}: {str(path)!r} is a .npz archive, whose arrays cannot be mapped into memory; "
-            f"write them with `save_arrays(folder, dict(np.load(path)))`."
-        )
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # the header is Python code, which NumPy parses: many may come
         raise PipelineError(
             f"{owner}: {str(path)!r} cannot be mapped into memory: {error}. It must be a .npy file "
             f"of numbers; objects, which NumPy would unpickle, are not read."

@@ -33,7 +33,5 @@ class MappedArrays(HostData):
 
 
 def _restored(cls: Any, tree: Any, where: Any) -> Any:
-    made = cls(jax.tree.map(lambda leaf: leaf() if isinstance(leaf, partial) else leaf, tree))
-    if where is not None:
-        made.where = where
-    return made
+    made = jax.tree.map(lambda leaf: leaf() if isinstance(leaf, partial) else leaf, tree)
+    return cls(made) if where is None else cls(made, where)
