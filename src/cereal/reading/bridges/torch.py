@@ -1,11 +1,11 @@
 """torch's datasets, tensors, loaders and samplers.
 
-    Tensor, TensorDataset          their memory, as NumPy arrays, without a copy
-    Subset, ConcatDataset,
-    StackDataset of these          the same, by other indices
-    IterableDataset                a stream
-    DataLoader, Sampler            refused: the error has the line to write
-    any other dataset              read by `__getitems__` or `__getitem__`
+Tensor, TensorDataset          their memory, as NumPy arrays, without a copy
+Subset, ConcatDataset,
+StackDataset of these          the same, by other indices
+IterableDataset                a stream
+DataLoader, Sampler            refused: the error has the line to write
+any other dataset              read by `__getitems__` or `__getitem__`
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from ...base.errors import PipelineError
 from ..tables.combined import ArraysTable, ChosenTable, JoinedTable, NestedTable
 from ..tables.table import Stream, Table
-from .tensors import as_numpy, of_torch, is_tensor
+from .tensors import as_numpy, is_tensor, of_torch
 from .torch_loaders import line_for_loader, line_for_sampler
 
 _READS = ("__getitem__", "__getitems__", "__len__")

@@ -1,9 +1,9 @@
 """Tables of arrays, and tables that are made of other tables.
 
-    ArraysTable    the rows of arrays that are in memory
-    ChosenTable    some rows of another table, by a list of indices
-    JoinedTable    the rows of several tables, one after another
-    NestedTable    row i of several tables, as one element: a dict or a tuple
+ArraysTable    the rows of arrays that are in memory
+ChosenTable    some rows of another table, by a list of indices
+JoinedTable    the rows of several tables, one after another
+NestedTable    row i of several tables, as one element: a dict or a tuple
 """
 
 from __future__ import annotations
