@@ -138,7 +138,7 @@ def take_rows(array: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
     if dtype != array.dtype or not array.flags.c_contiguous:
         out[...] = narrowed(array[indices], dtype, name)
         return out
-    if not array.flags.aligned and array.size:  # NumPy would copy the whole array first
+    if not array.flags.aligned and array.size and len(indices):  # NumPy would copy all of it first
         in_bytes = lambda x: x.reshape(len(x), -1).view(np.uint8)  # noqa: E731
         np.take(in_bytes(array), indices, axis=0, out=in_bytes(out), mode="clip")
         return out
