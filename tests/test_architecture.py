@@ -86,6 +86,7 @@ PUBLIC = [
     "MixSource",
     "NormalizeImageTransform",
     "OptionWarning",
+    "ParquetSource",
     "PipelineError",
     "PipelineState",
     "RandomMapTransform",

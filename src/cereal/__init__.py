@@ -71,6 +71,7 @@ from .sources import DiskSampleSource as DiskSampleSource
 from .sources import IterableSource as IterableSource
 from .sources import MemmapSource as MemmapSource
 from .sources import MixSource as MixSource
+from .sources import ParquetSource as ParquetSource
 from .sources import RangeSource as RangeSource
 from .sources import RepeatSource as RepeatSource
 from .sources import SliceSource as SliceSource

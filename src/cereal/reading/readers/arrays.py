@@ -119,8 +119,9 @@ def take_rows(array: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
     if dtype != array.dtype or not array.flags.c_contiguous:
         return narrowed(array[indices], dtype, name)
     out = read_context().empty((len(indices), *array.shape[1:]), array.dtype)
-    # With `mode="raise"` NumPy would read into a buffer of its own first, and then copy.
-    return np.take(array, indices, axis=0, out=out, mode="clip")
+    # With `mode="raise"` NumPy would read into a buffer of its own first, and then copy. (The
+    # function `np.take` takes twice as long as the method, for a thousand numbers.)
+    return array.take(indices, 0, out, "clip")
 
 
 @dataclasses.dataclass

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from ...base.errors import PipelineError
 from ...base.fitting import canonical, narrowed
 from ..element_batch import ElementBatch
 from ..form import Form
-from ..leaves import NO_ARRAY, OBJECT, ArrayForm
+from ..leaves import NO_ARRAY, ArrayForm
 from ..loop import Link
 from ..readers.reader import Reader, TakeReader
 from ..rows import Rows
@@ -97,30 +98,45 @@ class TableReader(TakeReader):
         return self._form.structure
 
     def take(self, indices: np.ndarray) -> list[Any]:
-        columns, form = self.table.take(indices), self._form
-        if not _stacks(columns, form.leaves):
-            return columns
-        return [
-            narrowed(column, canonical(column.dtype), lambda at=at: form.name(at))
-            for at, column in enumerate(columns)
-        ]
+        columns = self.table.take(indices)
+        return columns if self._stacks(columns) else [narrow_column(each) for each in columns]
 
     def as_batch(self, n: int, leaves: list[Any]) -> ElementBatch:
-        if _stacks(leaves, self._form.leaves):
+        if self._stacks(leaves):
             return super().as_batch(n, leaves)
         unflatten = self.structure.unflatten
         return ElementBatch.of_list([unflatten(list(row)) for row in zip(*leaves, strict=True)])
 
+    def _stacks(self, columns: Sequence[Any]) -> bool:
+        """Whether these columns are arrays of the promised shapes, of types that JAX has."""
+        for column, (shape, dtype) in zip(columns, self._promised, strict=True):
+            if not isinstance(column, np.ndarray):
+                return False
+            if column.dtype != dtype or column.shape[1:] != shape:
+                return False
+        return True
 
-def _stacks(columns: Sequence[Any], promised: Sequence[ArrayForm]) -> bool:
-    """Whether these columns are arrays of the promised shapes and dtypes."""
-    return all(
-        isinstance(column, np.ndarray)
-        and column.shape[1:] == form.shape
-        and form.dtype != OBJECT
-        and canonical(column.dtype) == canonical(form.dtype)
-        for column, form in zip(columns, promised, strict=True)
-    )
+    @property
+    def _promised(self) -> list[tuple[tuple[int, ...], Any]]:
+        """The shapes and dtypes of the columns, as JAX has them now."""
+        wide = canonical(np.int64)
+        if self._known is None or self._known[0] != wide:
+            leaves = self._form.leaves
+            self._known = wide, [(form.shape, canonical(form.dtype)) for form in leaves]
+        return self._known[1]
+
+    _known: Any = dataclasses.field(default=None, init=False, repr=False)
+
+
+def narrow_column(column: Any) -> Any:
+    """A column with the dtype that JAX has for it. If a number does not fit, a list of its values:
+    a host stage may make them smaller, and if none does, the error names the element."""
+    if not isinstance(column, np.ndarray):
+        return column
+    try:
+        return narrowed(column, canonical(column.dtype))
+    except PipelineError:
+        return list(column)
 
 
 @dataclasses.dataclass
