@@ -16,7 +16,8 @@ from ...base.errors import PipelineError, first_line
 from ...base.extras import needs
 from ..leaves import OBJECT
 from ..structure import flatten
-from ..tables.arrow_columns import checked_fill, form_of_pieces, parts_of
+from ..tables.arranged import arranged_form, arranged_parts, names_in
+from ..tables.arrow_columns import checked_fill, form_of_pieces, parts_of, tree_of_parts
 from ..tables.dictionaries import Dictionaries, has_dictionary
 from ..tables.pieces import PiecedTable
 from ..tables.watched import WatchedFile
@@ -49,7 +50,8 @@ class ParquetTable(PiecedTable):
         self._owner, self.most_bytes = owner, most_bytes
         self.files = files_of(paths, _ENDINGS, owner)
         self.name = name_of(self.files)
-        self._schema = self._one_schema(columns)
+        self._arranged = columns if isinstance(columns, Mapping) else None
+        self._schema = self._one_schema(names_in(columns, owner))
         self._names = list(_paths_of(self._schema))
         self._fill = checked_fill(fill, self._schema, owner, self.name)
         self._groups = [
@@ -64,7 +66,8 @@ class ParquetTable(PiecedTable):
         self._known = Dictionaries(self._fill)
         self._learn()
         self.classes = self._known.classes
-        self.form = form_of_pieces(self._schema, self._first_pieces())
+        form = form_of_pieces(self._schema, self._first_pieces())
+        self.form = arranged_form(form, self._arranged, owner)
         self.sizes = [self._size(number) for number in range(len(self._groups))]
 
     def _one_schema(self, columns: Any) -> Any:
@@ -91,7 +94,8 @@ class ParquetTable(PiecedTable):
         """Some row groups, from which lists take their lengths."""
         left = _LOOKED_AT
         for number in range(len(self._groups)):
-            yield self.piece(number)
+            table = self._read(number, self._names)
+            yield parts_of(table, self._fill, self._known)
             left -= self._group(number).total_byte_size
             if left < 0:
                 return
@@ -147,11 +151,12 @@ class ParquetTable(PiecedTable):
 
     def load(self, number: int) -> tuple[Sequence[Any], int]:
         table = self._read(number, self._names)
-        return parts_of(table, self._fill, self._known), table.nbytes
+        tree = tree_of_parts(table, self._fill, self._known)
+        return arranged_parts(tree, self._arranged, self._owner), table.nbytes
 
     def digest(self) -> Any:
         files = [file.digest() for file in self.files]
-        return [files, self._names, sorted(self._fill.items())]
+        return [files, self._names, self._arranged, sorted(self._fill.items())]
 
 
 def _opened(file: WatchedFile, owner: str, **known: Any) -> Any:

@@ -132,13 +132,20 @@ def _leaf_kinds(fields: Any, above: str = "") -> Iterator[tuple[str, Any]]:
 def parts_of(
     table: Any, fill: Mapping[str, Any] = {}, known: Dictionaries | None = None
 ) -> list[Any]:
-    """What holds the values of each leaf of a record batch, in the order of `jax.tree.leaves`.
+    """What holds the values of each leaf of a record batch, in the order of `jax.tree.leaves`."""
+    return flatten(tree_of_parts(table, fill, known))[0]
+
+
+def tree_of_parts(
+    table: Any, fill: Mapping[str, Any] = {}, known: Dictionaries | None = None
+) -> dict[str, Any]:
+    """The same as a tree, by names of columns.
 
     A table will do, too; in it, only a column that is too long for one array may be in chunks.
     """
     known = Dictionaries() if known is None else known
     arrays = zip(table.schema.names, table.columns, strict=True)
-    return flatten({name: _tree(array, name, fill, known) for name, array in arrays})[0]
+    return {name: _tree(array, name, fill, known) for name, array in arrays}
 
 
 def form_of_pieces(schema: Any, pieces: Iterable[Sequence[Any]]) -> Any:

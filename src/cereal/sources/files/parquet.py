@@ -12,6 +12,8 @@ from ...reading.formats.parquet import ParquetTable
 from ..table import TableSource
 
 _OWNER = "ParquetSource"
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Columns = Sequence[str] | Mapping[str, str | Sequence[str]] | None
 
 
 @pytree_dataclass
@@ -26,8 +28,9 @@ class ParquetSource(TableSource):
 
     `paths` is a path, a pattern, a folder (all Parquet files below it), or a list of these. Files
     of a pattern or a folder are sorted by name. All files must have the same columns. `columns`
-    chooses some; `"a.b"` is the field `b` of the struct `a`. Names of folders (`year=2024`) are no
-    columns.
+    chooses some; `"a.b"` is the field `b` of the struct `a`. With a dict they get other names, and
+    several numbers become one array, which is also quicker: `columns={"x": ["a", "b"], "y": "c"}`
+    gives `{"x": float32[2], "y": ...}`. Names of folders (`year=2024`) are no columns.
 
     Row groups are decoded as they are needed, and `cache_bytes` of them are kept in memory: small
     files are decoded once. If the data is larger, write `ordering=BlockShuffle()`, which reads
@@ -41,8 +44,8 @@ class ParquetSource(TableSource):
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        columns: Sequence[str] | None = None,
+        paths: Paths,
+        columns: Columns = None,
         ordering: Any = "shuffle",
         *,
         index_key: str | None = None,
