@@ -47,6 +47,7 @@ MOST_LINES = 400
 
 PUBLIC = [
     "ArraySampleSource",
+    "ArrowSource",
     "BatchIterator",
     "BatchTransform",
     "BlockShuffle",

@@ -65,6 +65,7 @@ from .pipeline import Transform as Transform
 from .preview import preview as preview
 from .rl import GymnaxSource as GymnaxSource
 from .sources import ArraySampleSource as ArraySampleSource
+from .sources import ArrowSource as ArrowSource
 from .sources import ConcatSource as ConcatSource
 from .sources import DatasetSource as DatasetSource
 from .sources import DiskSampleSource as DiskSampleSource
