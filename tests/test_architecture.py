@@ -54,6 +54,7 @@ PUBLIC = [
     "Bootstrap",
     "CIFAR100Dataset",
     "CIFAR10Dataset",
+    "CSVSource",
     "CacheTransform",
     "CaptureWarning",
     "CelebADataset",

@@ -67,6 +67,7 @@ from .rl import GymnaxSource as GymnaxSource
 from .sources import ArraySampleSource as ArraySampleSource
 from .sources import ArrowSource as ArrowSource
 from .sources import ConcatSource as ConcatSource
+from .sources import CSVSource as CSVSource
 from .sources import DatasetSource as DatasetSource
 from .sources import DiskSampleSource as DiskSampleSource
 from .sources import IterableSource as IterableSource

@@ -14,6 +14,7 @@ from .dataset_to_jax import dataset_to_jax as dataset_to_jax
 from .disk import DiskSampleSource as DiskSampleSource
 from .files.array_files import save_arrays as save_arrays
 from .files.arrow import ArrowSource as ArrowSource
+from .files.csv import CSVSource as CSVSource
 from .files.memmap import MemmapSource as MemmapSource
 from .files.parquet import ParquetSource as ParquetSource
 from .iterators.iterable import IterableSource as IterableSource

@@ -21,6 +21,7 @@ from ...base.errors import PipelineError
 from ...base.extras import needs
 from ..leaves import OBJECT, ArrayForm
 from ..structure import flatten
+from .arranged import Arrangement, arranged_form, arranged_parts
 from .columns import Numbers, Objects, Ragged, ragged_form
 from .dictionaries import Dictionaries, has_dictionary
 from .pieces import PiecedTable
@@ -36,9 +37,15 @@ class ArrowTable(PiecedTable):
     quick = True
 
     def __init__(
-        self, table: Any, owner: str, name: str = "", fill: Mapping[str, Any] | None = None
+        self,
+        table: Any,
+        owner: str,
+        name: str = "",
+        fill: Mapping[str, Any] | None = None,
+        arranged: Arrangement = None,
     ) -> None:
         check_names(table.schema.names, owner, name)
+        self._owner, self._arranged = owner, arranged
         self._batches = [batch for batch in table.to_batches() if batch.num_rows]
         self._schema, self.name = table.schema, name
         self._fill = checked_fill(fill, table.schema, owner, name)
@@ -50,7 +57,8 @@ class ArrowTable(PiecedTable):
             for batch in self._batches:
                 self._known.learn(batch)
         self.classes = self._known.classes
-        self.form = form_of_pieces(self._schema, map(self.piece, range(len(self._batches))))
+        pieces = (parts_of(batch, self._fill, self._known) for batch in self._batches)
+        self.form = arranged_form(form_of_pieces(self._schema, pieces), arranged, owner)
 
     @cached_property
     def _parts(self) -> dict[int, Sequence[Any]]:
@@ -59,15 +67,16 @@ class ArrowTable(PiecedTable):
     def piece(self, number: int) -> Sequence[Any]:
         found = self._parts.get(number)
         if found is None:
-            batch = self._batches[number]
-            found = self._parts[number] = parts_of(batch, self._fill, self._known)
+            tree = tree_of_parts(self._batches[number], self._fill, self._known)
+            found = self._parts[number] = arranged_parts(tree, self._arranged, self._owner)
         return found
 
     def load(self, number: int) -> tuple[Sequence[Any], int]:
         return self.piece(number), self._batches[number].nbytes
 
     def digest(self) -> Any:
-        return [content_digest(self._schema, self._batches), sorted(self._fill.items())]
+        content = content_digest(self._schema, self._batches)
+        return [content, self._arranged, sorted(self._fill.items())]
 
 
 def check_names(names: Sequence[str], owner: str, where: str) -> None:

@@ -64,6 +64,18 @@ class Dictionaries:
             codes[codes < 0] = self.classes[name].index(self._fill[name])
         return codes
 
+    def recoded(self, batch: Any) -> Any:
+        """A record batch whose columns of categories have the dictionaries of this."""
+        pa = needs("pyarrow", "arrow", _OWNER)
+        columns = []
+        for name, array in zip(batch.schema.names, batch.columns, strict=True):
+            if name in self._values and pa.types.is_dictionary(array.type):
+                codes = self.codes(array, name)
+                made = pa.array(codes, mask=codes < 0)
+                array = pa.DictionaryArray.from_arrays(made, self._values[name])
+            columns.append(array)
+        return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
 
 def has_dictionary(kind: Any) -> bool:
     """Whether columns of this type hold categories somewhere."""
