@@ -26,7 +26,6 @@ from .files import files_of, name_of
 _ENDINGS = (".csv", ".csv.gz", ".csv.zst", ".csv.bz2")
 _VERSION = 1  # of the files in the cache
 _LOOKED_AT = 1 << 20
-_OR_TEXT = "make it a number in a HostMapTransform"
 _NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
 
 
@@ -88,7 +87,7 @@ class CSVTable(ArrowTable):
         for key, name in form.single(whole.schema.names):
             why = _why_text(whole.column(name), files, lengths)
             if why and name not in form.types:
-                self.form = {**self.form, key: objects(f"{why}; correct it, or {_OR_TEXT}")}
+                self.form = {**self.form, key: objects(why)}
 
     def digest(self) -> Any:
         return [self._files, self._format, sorted(self._fill.items())]

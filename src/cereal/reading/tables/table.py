@@ -89,13 +89,14 @@ class TableReader(TakeReader):
     table: Table
 
     @cached_property
-    def _form(self) -> Form:
+    def form(self) -> Form:
+        """What a row looks like."""
         leaves, structure = flatten(self.table.form)
         return Form(structure, leaves)
 
     @property
     def structure(self) -> Structure:  # type: ignore[override]
-        return self._form.structure
+        return self.form.structure
 
     def take(self, indices: np.ndarray) -> list[Any]:
         columns = self.table.take(indices)
@@ -121,7 +122,7 @@ class TableReader(TakeReader):
         """The shapes and dtypes of the columns, as JAX has them now."""
         wide = canonical(np.int64)
         if self._known is None or self._known[0] != wide:
-            leaves = self._form.leaves
+            leaves = self.form.leaves
             self._known = wide, [(form.shape, canonical(form.dtype)) for form in leaves]
         return self._known[1]
 
