@@ -50,7 +50,10 @@ class TrackClosedError(CerealError, RuntimeError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Track:
-    """Steps from a position on, read by a crew: `fetch(rows_of(step))`."""
+    """Steps from a position on, read by a crew: `fetch(rows_of(step))`.
+
+    If `rows_of(step)` is None, the step before was the last one.
+    """
 
     crew: Crew
     fetch: Callable[[Any], Any]
@@ -141,7 +144,11 @@ class Track:
         end = end if self.total is None else min(end, self.total)
         for step in range(max(self._wanted, self._begun), end):
             if step not in self._rows:
-                self._rows[step] = self.rows_of(step)
+                rows = self.rows_of(step)
+                if rows is None:
+                    self.total = end = step
+                    break
+                self._rows[step] = rows
         with self.crew.lock:
             if self.closed:
                 raise TrackClosedError

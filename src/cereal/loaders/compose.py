@@ -27,9 +27,14 @@ from ..transforms.host.random_map import HostRandomMapTransform
 
 def compose(pipeline: Any) -> Source[Any]:
     """The source that a list of stages makes: each stage wraps the one before it."""
+    return _of_arrays(joined(pipeline))
+
+
+def joined(pipeline: Any) -> Source[Any]:
+    """The same, where what comes out of the last stage need not be arrays."""
     _refuse_class(pipeline, "the pipeline")
     if isinstance(pipeline, Source):
-        return _of_arrays(checked_source(pipeline, "the pipeline"))
+        return checked_source(pipeline, "the pipeline")
     if isinstance(pipeline, Transform):
         raise PipelineError(
             f"the pipeline is the transform {pipeline._label} and has no source; write "
@@ -48,7 +53,7 @@ def compose(pipeline: Any) -> Source[Any]:
     source = _first(pipeline[0])
     for position, stage in enumerate(pipeline[1:], start=1):
         source = _attach(source, stage, f"stage {position}")
-    return _of_arrays(source)
+    return source
 
 
 def _of_arrays(source: Source[Any]) -> Source[Any]:

@@ -17,7 +17,7 @@ from ..order.ordering import Order, Sequential, as_order
 from ..pipeline.traits import Traits
 from ..reading.bridges.recognise import recognised
 from ..reading.readers.by_element import DatasetReader
-from ..reading.tables.table import Stream
+from ..reading.tables.table import Stream, Table
 from .array import ArraySampleSource
 from .array_trees import (
     array_leaves,
@@ -79,15 +79,20 @@ class DatasetSource(ByElement[Any]):
                 f"{_OWNER}: a {type(dataset).__name__} can only be iterated, in its own order; put "
                 f"it first in the loader's list as it is, or write `IterableSource(lambda: ...)`."
             )
+        if not isinstance(table, Table | None):
+            dataset, table = table, None
         n = _length(dataset) if table is None else len(table)
         check_length(n, "the dataset", _OWNER)
-        order, epochs = as_order(ordering, n, _OWNER), epochs_of(dataset)
+        blocks = None if table is None else table.blocks
+        order, epochs = as_order(ordering, n, _OWNER, blocks), epochs_of(dataset)
         stride = n if epochs != "same" else 0
         data = _Dataset(dataset, stride) if table is None else TableData(table)
         set_fields(self, data=data, n=n, ordering=order, epochs=epochs, _quick=data.quick)
         spec = Spec(spec_of_element(self._sample())) if table is None else spec_of_table(table)
         check_index_key(spec.tree, index_key, _OWNER)
         set_fields(self, spec=with_index_key(spec, index_key), index_key=index_key)
+        if index_key is not None:
+            data.sample = None  # the next one has the index
 
     @property
     def by_epoch(self) -> bool:  # type: ignore[override]

@@ -11,14 +11,18 @@ from typing import Any
 from ..tables.table import Stream, Table
 
 # By the first part of the name of a class's module: the file here that knows its objects. It has
-# a function `recognise(value, owner)`, which gives a `Table`, a `Stream`, or None.
+# a function `recognise(value, owner)`, which gives a `Table`, a `Stream`, another dataset to be
+# read in its place (with `__len__` and `__getitem__`), or None.
 _FILES = {
+    "datasets": "huggingface",
+    "pandas": "pandas",
+    "polars": "polars",
     "pyarrow": "arrow",
     "torch": "torch",
 }
 
 
-def recognised(value: Any, owner: str) -> Table | Stream | None:
+def recognised(value: Any, owner: str) -> Table | Stream | Any:
     """How to read this object; None if it is of no library that cereal knows."""
     for cls in type(value).__mro__:
         file = _FILES.get(cls.__module__.partition(".")[0])
