@@ -46,6 +46,7 @@ ROOMS = [
 MOST_LINES = 400
 
 PUBLIC = [
+    "ArrayRecordSource",
     "ArraySampleSource",
     "BatchIterator",
     "BatchTransform",
@@ -97,6 +98,7 @@ PUBLIC = [
     "Source",
     "StateError",
     "SunspotsDataset",
+    "TFRecordSource",
     "TimeSeriesBatchTransform",
     "Transform",
     "UnbatchTransform",
@@ -112,6 +114,7 @@ PUBLIC = [
     "masked_mean",
     "mesh",
     "pad_collate",
+    "parse_example",
     "preview",
     "pytree_dataclass",
     "save_arrays",

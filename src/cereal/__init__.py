@@ -63,7 +63,9 @@ from .pipeline import PipelineState as PipelineState
 from .pipeline import Source as Source
 from .pipeline import Transform as Transform
 from .preview import preview as preview
+from .reading.records.example import parse_example as parse_example
 from .rl import GymnaxSource as GymnaxSource
+from .sources import ArrayRecordSource as ArrayRecordSource
 from .sources import ArraySampleSource as ArraySampleSource
 from .sources import ConcatSource as ConcatSource
 from .sources import DatasetSource as DatasetSource
@@ -74,6 +76,7 @@ from .sources import MixSource as MixSource
 from .sources import RangeSource as RangeSource
 from .sources import RepeatSource as RepeatSource
 from .sources import SliceSource as SliceSource
+from .sources import TFRecordSource as TFRecordSource
 from .sources import WindowSource as WindowSource
 from .sources import ZipSource as ZipSource
 from .sources import dataset_to_jax as dataset_to_jax

@@ -13,7 +13,9 @@ from .dataset import DatasetSource as DatasetSource
 from .dataset_to_jax import dataset_to_jax as dataset_to_jax
 from .disk import DiskSampleSource as DiskSampleSource
 from .files.array_files import save_arrays as save_arrays
+from .files.array_record import ArrayRecordSource as ArrayRecordSource
 from .files.memmap import MemmapSource as MemmapSource
+from .files.tfrecord import TFRecordSource as TFRecordSource
 from .iterators.iterable import IterableSource as IterableSource
 from .range import RangeSource as RangeSource
 from .window import WindowSource as WindowSource

@@ -26,7 +26,7 @@ from .grain_epochs import Epochs, epochs_of
 from .index_key import check_index_key
 from .iterators.iterable import IterableSource
 from .length import check_length
-from .table import TableData, spec_of_table, with_index_key
+from .table import TableData, spec_of_rows, with_index_key
 
 _OWNER = "DatasetSource"
 
@@ -79,7 +79,7 @@ class DatasetSource(ByElement[Any]):
         stride = n if epochs != "same" else 0
         data = _Dataset(dataset, stride) if table is None else TableData(table)
         set_fields(self, data=data, n=n, ordering=order, epochs=epochs, _quick=data.quick)
-        spec = Spec(spec_of_element(self._sample())) if table is None else spec_of_table(table)
+        spec = Spec(spec_of_element(self._sample())) if table is None else spec_of_rows(self, table)
         check_index_key(spec.tree, index_key, _OWNER)
         set_fields(self, spec=with_index_key(spec, index_key), index_key=index_key)
 

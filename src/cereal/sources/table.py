@@ -11,9 +11,11 @@ import numpy as np
 from ..base.fitting import canonical
 from ..base.pytree import pytree_dataclass, set_fields, static_field
 from ..base.spec import Spec
+from ..host.element_spec import spec_of_element
 from ..order.ordering import Order, Sequential, as_order
 from ..pipeline.traits import Traits
-from ..reading.readers.reader import Reader
+from ..reading.readers.reader import ChainReader, Reader
+from ..reading.stages import MapStage
 from ..reading.tables.table import Table, TableReader
 from .by_element import ByElement, ElementData
 from .index_key import check_index_key
@@ -36,11 +38,11 @@ class TableSource(ByElement[Any]):
     def _open(self, table: Table, ordering: Any, index_key: str | None) -> None:
         owner = type(self).__name__
         check_length(len(table), table.name or "it", owner)
-        check_index_key(table.form, index_key, owner)
         order = as_order(ordering, len(table), owner)
-        set_fields(self, data=TableData(table), n=len(table), index_key=index_key, ordering=order)
-        spec = with_index_key(spec_of_table(table), index_key)
-        set_fields(self, spec=spec, _quick=table.quick)
+        set_fields(self, data=TableData(table), n=len(table), ordering=order, _quick=table.quick)
+        spec = spec_of_rows(self, table)
+        check_index_key(spec.tree, index_key, owner)
+        set_fields(self, spec=with_index_key(spec, index_key), index_key=index_key)
 
     def __len__(self) -> int:
         return self.n
@@ -59,6 +61,13 @@ class TableSource(ByElement[Any]):
         carried = f", index_key={self.index_key!r}" if self.index_key else ""
         words = f"{table.name}, " if table.name else ""
         return f"{type(self).__name__}({words}ordering={self._order.name}{carried})"
+
+
+def spec_of_rows(source: Any, table: Table) -> Spec:
+    """The spec of a source's elements, the rows of a table; if a function makes them, one is read."""
+    if table.decode is not None:
+        return Spec(spec_of_element(source._sample()))
+    return spec_of_table(table)
 
 
 def spec_of_table(table: Table) -> Spec:
@@ -94,10 +103,13 @@ class TableData(ElementData):
         return self.table.classes
 
     def reader(self, label: str) -> Reader:
-        return TableReader(label, self.table)
+        reader, decode = TableReader(label, self.table), self.table.decode
+        if decode is None:
+            return reader
+        return ChainReader(reader, (MapStage(label, decode, with_mask=False),))
 
     def digest_of(self) -> Any:
-        return [type(self.table).__qualname__, self.table.digest()]
+        return [type(self.table).__qualname__, self.table.digest(), self.table.decode]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TableData, (self.table,)

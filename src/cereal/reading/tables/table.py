@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -44,6 +44,8 @@ class Table(ABC):
     """The lengths of the pieces that are read whole (row groups, chunks), if there are any."""
     quick: bool = False
     """Whether a batch is read so quickly that a worker would not help."""
+    decode: Callable[[Any], Any] | None = None
+    """A function that Python calls for each row; `form` says what rows are before it."""
     _reopened: tuple[str, ...] = ()
     """Fields that are not pickled (open files, say): each is a `cached_property`."""
 
