@@ -15,6 +15,7 @@ from ..base.spec import Spec, is_array_like
 from ..host.element_spec import spec_of_element
 from ..order.ordering import Order, Sequential, as_order
 from ..pipeline.traits import Traits
+from ..reading.bridges.grain import Epochs, epochs_of
 from ..reading.bridges.recognise import recognised
 from ..reading.readers.by_element import DatasetReader
 from ..reading.tables.table import Stream
@@ -22,7 +23,6 @@ from .array import ArraySampleSource
 from .array_trees import array_leaves, is_frame, leaves_of_tree, refuse_no_data
 from .by_element import ByElement, ElementData
 from .files.memmap import MemmapSource
-from .grain_epochs import Epochs, epochs_of
 from .index_key import check_index_key
 from .iterators.iterable import IterableSource
 from .length import check_length

@@ -64,7 +64,7 @@ class TableSource(ByElement[Any]):
 
 
 def spec_of_rows(source: Any, table: Table) -> Spec:
-    """The spec of a source's elements, the rows of a table; if a function makes them, one is read."""
+    """The spec of a source's elements; if a function makes them of rows, one element is read."""
     if table.decode is not None:
         return Spec(spec_of_element(source._sample()))
     return spec_of_table(table)

@@ -13,6 +13,8 @@ from ..tables.table import Stream, Table
 # By the first part of the name of a class's module: the file here that knows its objects. It has
 # a function `recognise(value, owner)`, which gives a `Table`, a `Stream`, or None.
 _FILES = {
+    "array_record": "grain",
+    "grain": "grain",
     "pyarrow": "arrow",
 }
 

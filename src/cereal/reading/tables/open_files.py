@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 _MOST = 256  # an operating system may allow a process only 1,024
 
@@ -37,7 +37,7 @@ class _OpenFile:
     def __init__(self, path: str) -> None:
         self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         descriptor = vars(self).pop("descriptor", None)
         if descriptor is not None:
-            os.close(descriptor)
+            close(descriptor)
