@@ -16,6 +16,8 @@ _FILES = {
     "array_record": "grain",
     "grain": "grain",
     "pyarrow": "arrow",
+    "tensorflow": "tensorflow",
+    "tensorflow_datasets": "tfds",
 }
 
 
