@@ -68,8 +68,8 @@ tutorial: .venv-bridges/.installed ## MNIST through cereal and through four othe
 .venv-bridges/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-bridges
 	$(BRIDGES)/pip install --quiet --disable-pip-version-check --editable '.[dev]' '$(TORCH)'
-	$(BRIDGES)/pip install --quiet --disable-pip-version-check array_record datasets grain \
-		tensorflow-cpu tensorflow-datasets importlib_resources brax craftax jumanji
+	$(BRIDGES)/pip install --quiet --disable-pip-version-check --editable '.[dev,bridges]' \
+		tensorflow-cpu brax craftax jumanji
 	@touch $@
 
 lint: $(INSTALLED) ## Check style and formatting

@@ -76,6 +76,7 @@ from .sources import MixSource as MixSource
 from .sources import RangeSource as RangeSource
 from .sources import RepeatSource as RepeatSource
 from .sources import SliceSource as SliceSource
+from .sources import TarSource as TarSource
 from .sources import TFRecordSource as TFRecordSource
 from .sources import WindowSource as WindowSource
 from .sources import ZipSource as ZipSource
@@ -87,6 +88,7 @@ from .sources import split as split
 from .sources import split_time as split_time
 from .transforms import BatchTransform as BatchTransform
 from .transforms import CacheTransform as CacheTransform
+from .transforms import DecodeImageTransform as DecodeImageTransform
 from .transforms import DevicePutTransform as DevicePutTransform
 from .transforms import FilterTransform as FilterTransform
 from .transforms import FlattenImageTransform as FlattenImageTransform

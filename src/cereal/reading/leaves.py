@@ -23,6 +23,7 @@ _SCALARS = {
     np.float16, np.float32, np.float64, np.complex64, np.complex128,
 }  # fmt: skip
 _ndarray = np.ndarray
+_IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8")  # how their files begin: JPEG, PNG, GIF
 _NEVER_CHANGE = frozenset({*_NUMBERS, *_SCALARS, str, bytes, type(None)})
 
 
@@ -73,9 +74,15 @@ def form_of_leaf(leaf: Any) -> ArrayForm:
     except PipelineError as error:  # JAX cannot hold the number; a later stage may change it
         return _object(f": {error}")
     if array is None:
-        kind = type(leaf).__name__
-        return _object(said(lambda: f"{NO_ARRAY}: {kind} ({leaf!r:.40})", NO_ARRAY))
+        kind, hint = type(leaf).__name__, _hint(leaf)
+        return _object(said(lambda: f"{NO_ARRAY}: {kind} ({leaf!r:.40}){hint}", NO_ARRAY))
     return ArrayForm(array.shape, canonical(array.dtype))
+
+
+def _hint(leaf: Any) -> str:
+    if isinstance(leaf, bytes) and leaf.startswith(_IMAGES):
+        return ", an encoded image: add `DecodeImageTransform(size=(224, 224))`"
+    return ""
 
 
 def _object(words: str) -> ArrayForm:

@@ -15,6 +15,7 @@ from .disk import DiskSampleSource as DiskSampleSource
 from .files.array_files import save_arrays as save_arrays
 from .files.array_record import ArrayRecordSource as ArrayRecordSource
 from .files.memmap import MemmapSource as MemmapSource
+from .files.tar import TarSource as TarSource
 from .files.tfrecord import TFRecordSource as TFRecordSource
 from .iterators.iterable import IterableSource as IterableSource
 from .range import RangeSource as RangeSource

@@ -26,7 +26,7 @@ from .files.memmap import MemmapSource
 from .index_key import check_index_key
 from .iterators.iterable import IterableSource
 from .length import check_length
-from .table import TableData, spec_of_rows, with_index_key
+from .table import TableData, spec_of_table, with_index_key
 
 _OWNER = "DatasetSource"
 
@@ -77,9 +77,12 @@ class DatasetSource(ByElement[Any]):
         check_length(n, "the dataset", _OWNER)
         order, epochs = as_order(ordering, n, _OWNER), epochs_of(dataset)
         stride = n if epochs != "same" else 0
-        data = _Dataset(dataset, stride) if table is None else TableData(table)
+        data = _Dataset(dataset, stride) if table is None else TableData(table, table.decode)
         set_fields(self, data=data, n=n, ordering=order, epochs=epochs, _quick=data.quick)
-        spec = Spec(spec_of_element(self._sample())) if table is None else spec_of_rows(self, table)
+        if table is None or table.decode is not None:
+            spec = Spec(spec_of_element(self._sample()))
+        else:
+            spec = spec_of_table(table)
         check_index_key(spec.tree, index_key, _OWNER)
         set_fields(self, spec=with_index_key(spec, index_key), index_key=index_key)
 

@@ -11,6 +11,7 @@ import numpy as np
 from ..base.fitting import canonical
 from ..base.pytree import pytree_dataclass, set_fields, static_field
 from ..base.spec import Spec
+from ..functions.function import function_name
 from ..host.element_spec import spec_of_element
 from ..order.ordering import Order, Sequential, as_order
 from ..pipeline.traits import Traits
@@ -35,14 +36,20 @@ class TableSource(ByElement[Any]):
     _quick: bool = static_field(default=False)
     ordering: Order = Sequential()  # `_open` sets it
 
-    def _open(self, table: Table, ordering: Any, index_key: str | None) -> None:
+    def _open(self, table: Table, ordering: Any, index_key: str | None, decode: Any = None) -> None:
+        """Sets the fields. `decode` is a user's function from a row to an element."""
         owner = type(self).__name__
         check_length(len(table), table.name or "it", owner)
-        order = as_order(ordering, len(table), owner)
-        set_fields(self, data=TableData(table), n=len(table), ordering=order, _quick=table.quick)
-        spec = spec_of_rows(self, table)
+        decode = table.decode if decode is None else decode
+        order, data = as_order(ordering, len(table), owner), TableData(table, decode)
+        set_fields(self, data=data, n=len(table), index_key=None, ordering=order)
+        if decode is None:
+            spec = spec_of_table(table)
+        else:
+            spec, data.sample = Spec(spec_of_element(self._sample())), None
         check_index_key(spec.tree, index_key, owner)
-        set_fields(self, spec=with_index_key(spec, index_key), index_key=index_key)
+        spec, quick = with_index_key(spec, index_key), table.quick and decode is None
+        set_fields(self, spec=spec, index_key=index_key, _quick=quick)
 
     def __len__(self) -> int:
         return self.n
@@ -63,13 +70,6 @@ class TableSource(ByElement[Any]):
         return f"{type(self).__name__}({words}ordering={self._order.name}{carried})"
 
 
-def spec_of_rows(source: Any, table: Table) -> Spec:
-    """The spec of a source's elements; if a function makes them of rows, one element is read."""
-    if table.decode is not None:
-        return Spec(spec_of_element(source._sample()))
-    return spec_of_table(table)
-
-
 def spec_of_table(table: Table) -> Spec:
     """The spec of its rows, as JAX has them."""
     as_jax = lambda form: jax.ShapeDtypeStruct(form.shape, canonical(form.dtype))  # noqa: E731
@@ -84,11 +84,11 @@ def with_index_key(spec: Spec, index_key: str | None) -> Spec:
 
 
 class TableData(ElementData):
-    """A table, as the data of a source."""
+    """A table, as the data of a source; `decode` makes an element of each row."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, decode: Any = None) -> None:
         super().__init__()
-        self.table = table
+        self.table, self.decode = table, decode
 
     @property
     def kind(self) -> str:
@@ -103,13 +103,14 @@ class TableData(ElementData):
         return self.table.classes
 
     def reader(self, label: str) -> Reader:
-        reader, decode = TableReader(label, self.table), self.table.decode
-        if decode is None:
+        reader = TableReader(label, self.table)
+        if self.decode is None:
             return reader
-        return ChainReader(reader, (MapStage(label, decode, with_mask=False),))
+        stage = MapStage(f"{label}, decode={function_name(self.decode)}", self.decode, False)
+        return ChainReader(reader, (stage,))
 
     def digest_of(self) -> Any:
-        return [type(self.table).__qualname__, self.table.digest(), self.table.decode]
+        return [type(self.table).__qualname__, self.table.digest(), self.decode]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TableData, (self.table,)
+        return TableData, (self.table, self.decode)

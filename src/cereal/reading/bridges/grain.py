@@ -11,15 +11,14 @@ Cereal recognises them by the names of their classes, so that Grain need not be 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any, Literal
 
 from ...base.errors import PipelineError
 from ..formats.array_record import ArrayRecordFiles
-from ..formats.files import name_of
 from ..records.record_table import RecordTable
 from ..tables.table import Stream, Table
-from ..tables.watched import WatchedFile
 
 # `_SAME`: an index gives the same element in every epoch. `_CHANGED`: the same element, changed.
 # Any other class, of Grain or of a user, may give a different element at an index in each epoch.
@@ -116,13 +115,13 @@ def records_of(
     if not library or not parts:
         return None
     try:
-        files = [WatchedFile(part.filename, owner) for part in parts]
+        files = [os.fspath(part.filename) for part in parts]
         ranges = [(int(part.start), int(part.end)) for part in parts]
     except (AttributeError, TypeError):
         return None
     options = getattr(value, "_reader_options_string", "")
     records = ArrayRecordFiles(files, owner, ranges, options)
-    return RecordTable(records, decode, owner, name_of(files))
+    return RecordTable(records, decode, owner)
 
 
 def _mapped_records(dataset: Any, owner: str) -> Table | None:

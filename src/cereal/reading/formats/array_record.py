@@ -27,16 +27,16 @@ class ArrayRecordFiles(RecordFiles):
 
     def __init__(
         self,
-        files: Sequence[WatchedFile],
+        paths: Sequence[str],
         owner: str,
         parts: Sequence[tuple[int, int]] | None = None,
         options: str = "",
     ) -> None:
-        self._files, self._owner = files, owner
+        self._files, self._owner = [WatchedFile(path, owner) for path in paths], owner
         self._options = f"{_OPTIONS},{options}" if options else _OPTIONS
-        counts = [self._reader(number).num_records() for number in range(len(files))]
+        counts = [self._reader(number).num_records() for number in range(len(paths))]
         self._parts = [(0, n) for n in counts] if parts is None else list(parts)
-        for file, n, (begin, end) in zip(files, counts, self._parts, strict=True):
+        for file, n, (begin, end) in zip(self._files, counts, self._parts, strict=True):
             if not 0 <= begin <= end <= n:
                 raise DatasetError(
                     f"{owner}: {file.path!r} has {n} records, and {begin} to {end} are wanted."

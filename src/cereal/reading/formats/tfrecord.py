@@ -2,8 +2,8 @@
 
     length (8 bytes), its checksum (4) | data | the checksum of the data (4)      a record
 
-The places of all records are kept beside the file (`tables/side_file`). Whatever is read is checked
-against both checksums, so damage is an error, and so is a file that ends too early.
+The places of all records are kept beside the file (`tables/kept_index`). Whatever is read is
+checked against both checksums, so damage is an error, and so is a file that ends too early.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import numpy as np
 from ...base.errors import DatasetError
 from ..records.crc32c import crc32c, masked, of_rows
 from ..records.record_table import RecordFiles
-from ..tables.open_files import OpenFiles
-from ..tables.side_file import kept_numbers
+from ..tables.kept_index import kept_index
+from ..tables.random_access import RandomAccess
 from ..tables.watched import WatchedFile
 
+_KIND = "tfrecord 1"  # the form of the index
 _HEAD, _TAIL = 12, 4  # bytes before and after the data
 _AT_ONCE = 1 << 16  # records whose lengths are checked together
 _WINDOW = 1 << 18  # bytes that are read at once to find small records
@@ -34,9 +35,9 @@ class TFRecordFiles(RecordFiles):
 
     kind = "TFRecord"
 
-    def __init__(self, files: Sequence[WatchedFile], owner: str) -> None:
-        self._files, self._owner = files, owner
-        self.lengths = [len(self._starts(number)) - 1 for number in range(len(files))]
+    def __init__(self, paths: Sequence[str], owner: str) -> None:
+        self._files, self._owner = [WatchedFile(path, owner) for path in paths], owner
+        self.lengths = [len(self._starts(number)) - 1 for number in range(len(paths))]
 
     def path(self, number: int) -> str:
         return self._files[number].path
@@ -53,16 +54,16 @@ class TFRecordFiles(RecordFiles):
         return {}
 
     @cached_property
-    def _open(self) -> OpenFiles:
-        return OpenFiles([file.path for file in self._files])
+    def _open(self) -> RandomAccess:
+        return RandomAccess(self._files)
 
     def _starts(self, number: int) -> np.ndarray:
         """int64[n + 1]: where the records of a file begin; at last, where it ends."""
         found = self._places.get(number)
         if found is None:
             file = self._files[number]
-            find = lambda: find_records(file.path, file.size, self._owner)  # noqa: E731
-            found = self._places[number] = kept_numbers(file, "index", find)
+            make = lambda: {"starts": find_records(file.path, file.size, self._owner)}  # noqa: E731
+            found = self._places[number] = kept_index(file, _KIND, make)["starts"]
         return found
 
     def read_file(self, number: int, records: list[int]) -> Sequence[bytes]:
@@ -71,8 +72,8 @@ class TFRecordFiles(RecordFiles):
         starts = self._starts(number)
         places = starts[records].tolist()
         sizes = (starts[np.asarray(records) + 1] - starts[records]).tolist()
-        with self._open.file(number) as descriptor:
-            whole = [os.pread(descriptor, n, at) for n, at in zip(sizes, places, strict=True)]
+        read = self._open.read
+        whole = [read(number, at, size) for at, size in zip(places, sizes, strict=True)]
         data = [each[_HEAD:-_TAIL] for each in whole]
         self._check(number, records, whole, data, sizes)
         return data

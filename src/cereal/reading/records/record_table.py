@@ -9,6 +9,7 @@ decode={"image": ..., ...}         a record is a tf.train.Example with these fea
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -49,6 +50,12 @@ class RecordFiles(ABC):
     def _ends(self) -> np.ndarray:
         return np.cumsum(np.asarray(self.lengths, np.int64))
 
+    @property
+    def name(self) -> str:
+        """What they are called in drawings."""
+        more = f" and {len(self.lengths) - 1} more" if len(self.lengths) > 1 else ""
+        return f"{os.path.basename(self.path(0))}{more}"
+
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self.lengths) else 0
 
@@ -76,8 +83,8 @@ class RecordFiles(ABC):
 class RecordTable(Table):
     """The records of files."""
 
-    def __init__(self, files: RecordFiles, decode: Any, owner: str, name: str) -> None:
-        self.files, self.name, self._owner = files, name, owner
+    def __init__(self, files: RecordFiles, decode: Any, owner: str, name: str = "") -> None:
+        self.files, self.name, self._owner = files, name or files.name, owner
         self._decoder, self.decode = decoder_of(decode, owner)
         self.form = _BYTES if self._decoder is None else self._decoder.form
         if self._decoder is not None and len(files):

@@ -6,8 +6,8 @@ from typing import Any
 
 from ...base.pytree import pytree_dataclass
 from ...reading.formats.array_record import ArrayRecordFiles
-from ...reading.formats.files import files_of, name_of
 from ...reading.records.record_table import RecordTable
+from ...reading.tables.file_list import listed_files
 from ..table import TableSource
 
 _OWNER = "ArrayRecordSource"
@@ -39,6 +39,6 @@ class ArrayRecordSource(TableSource):
         *,
         index_key: str | None = None,
     ) -> None:
-        files = files_of(paths, (".array_record", ".arrayrecord"), _OWNER)
-        table = RecordTable(ArrayRecordFiles(files, _OWNER), decode, _OWNER, name_of(files))
+        files = listed_files(paths, _OWNER, like="*.array_record")
+        table = RecordTable(ArrayRecordFiles(files, _OWNER), decode, _OWNER)
         self._open(table, ordering, index_key)

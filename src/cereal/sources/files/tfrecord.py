@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...base.pytree import pytree_dataclass
-from ...reading.formats.files import files_of, name_of
 from ...reading.formats.tfrecord import TFRecordFiles
 from ...reading.records.record_table import RecordTable
+from ...reading.tables.file_list import listed_files
 from ..table import TableSource
 
 _OWNER = "TFRecordSource"
@@ -19,7 +19,7 @@ class TFRecordSource(TableSource):
 
         train-00000.tfrecord ...  --index, made once-->  record 7, record 3, ...  --decode-->
 
-    `paths` is a path, a pattern (`"data/train-*"`), a folder of `.tfrecord` files, or a list of
+    `paths` is a path, a pattern (`"data/train-*"`, `"train-{00..09}"`), or a list of
     these. The first time, cereal looks where the records of a file are, and keeps the answer in a
     hidden file beside it (in the user's cache folder, if it cannot write there). Every record is
     checked against its checksums when it is read: install `google-crc32c` for that (`pip install
@@ -57,6 +57,6 @@ class TFRecordSource(TableSource):
         *,
         index_key: str | None = None,
     ) -> None:
-        files = files_of(paths, (".tfrecord", ".tfrecords"), _OWNER)
-        table = RecordTable(TFRecordFiles(files, _OWNER), decode, _OWNER, name_of(files))
+        files = listed_files(paths, _OWNER, like="*.tfrecord")
+        table = RecordTable(TFRecordFiles(files, _OWNER), decode, _OWNER)
         self._open(table, ordering, index_key)
