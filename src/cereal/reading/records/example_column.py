@@ -31,61 +31,54 @@ class ExampleColumn:
         self._lists, self._known = lists, known
 
     def made(self) -> Any:
+        kinds = [lists[0].kind if lists else 0 for lists in self._lists]
+        parts = []
+        for kind in sorted(set(kinds)):  # usually one; records may differ
+            which = [at for at, each in enumerate(kinds) if each == kind]
+            parts.append((np.array(which), self._values(which, kind)))
+        return parts[0][1] if len(parts) == 1 else joined(len(kinds), parts)
+
+    def _values(self, which: Sequence[int], kind: int) -> Any:
+        if kind == 0:
+            return self._defaults(which)
+        if words := _does_not_match(kind, self._spec):
+            raise self._error(which[0], words)
+        return self._of_bytes(which) if kind == BYTES else self._numbers(which, kind)
+
+    def _defaults(self, which: Sequence[int]) -> Any:
+        """What was stated for records that do not have the feature."""
         spec = self._spec
-        gone = [at for at, lists in enumerate(self._lists) if not lists]
-        if not gone:
-            return self._values(range(len(self._records)))
         if not spec.has_default:
-            names = sorted(name.decode(errors="replace") for name in self._known[gone[0]])
+            names = sorted(name.decode(errors="replace") for name in self._known[which[0]])
             raise self._error(
-                gone[0],
+                which[0],
                 f"does not have the feature {spec.name!r}; it has {names}. If some records may "
                 f"lack it, state what is there instead: `({spec.shape}, ..., 0)`",
             )
-        there = [at for at, lists in enumerate(self._lists) if lists]
-        parts = [(np.array(gone), self._defaults(len(gone)))]
-        if there:
-            parts.append((np.array(there), self._values(there)))
-        return joined(len(self._records), parts)
-
-    def _defaults(self, n: int) -> Any:
-        spec = self._spec
+        if spec.is_text:
+            return [spec.default] * len(which)
         if not spec.is_fixed:
-            return [spec.default] * n
-        out = np.empty((n, *spec.shape), spec.dtype)  # type: ignore[arg-type]
+            return [np.array(spec.default, spec.dtype, ndmin=len(spec.shape)) for _ in which]
+        out = np.empty((len(which), *spec.shape), spec.dtype)  # type: ignore[arg-type]
         out[...] = spec.default
         return out
 
-    def _values(self, which: Sequence[int]) -> Any:
-        kinds = {self._lists[at][0].kind: at for at in reversed(which)}
-        for kind, at in kinds.items():
-            if words := _does_not_match(kind, self._spec):
-                raise self._error(at, words)
-        if len(kinds) > 1:
-            (one, _), (other, at) = list(kinds.items())[:2]
-            words = f"{KINDS[other]} for {self._spec.name!r}, where another has {KINDS[one]}"
-            raise self._error(at, f"has {words}")
-        (kind,) = kinds
-        if kind == BYTES:
-            return self._of_bytes(which)
-        return self._numbers(which, kind)
-
     def _of_bytes(self, which: Sequence[int]) -> Any:
-        spec, found = self._spec, []
-        for at in which:
-            record, lists = self._records[at], self._lists[at]
-            values = [value for each in lists for value in values_of(record, each)]
-            if spec.is_text:
-                values = [v.decode() for v in values] if spec.dtype is str else values
-            if spec.is_text and spec.shape == (None,):
-                found.append(values)
-                continue
-            if len(values) != 1:
-                raise self._error(at, f"has {len(values)} values of {spec.name!r}, not one")
-            found.append(values[0])
-        if spec.is_text:
-            return found
-        return self._raw(which, found)
+        spec, found, at = self._spec, [], 0
+        try:
+            for at in which:
+                values = _byte_values(self._records[at], self._lists[at])
+                if spec.dtype is str:
+                    values = [value.decode() for value in values]
+                if spec.is_text and spec.shape == (None,):
+                    found.append(values)
+                    continue
+                if len(values) != 1:
+                    raise self._error(at, f"has {len(values)} values of {spec.name!r}, not one")
+                found.append(values[0])
+        except (WireError, UnicodeDecodeError) as error:
+            raise self._error(at, f"has a damaged {spec.name!r}: {error}") from error
+        return found if spec.is_text else self._raw(which, found)
 
     def _raw(self, which: Sequence[int], found: list[bytes]) -> Any:
         """Bytes that are the numbers themselves."""
@@ -95,18 +88,19 @@ class ExampleColumn:
             if len(value) != row if spec.is_fixed else len(value) % max(row, 1):
                 raise self._error(at, _wrong_bytes(spec, value, row))
         if spec.is_fixed:
-            return filled(spec, np.frombuffer(b"".join(found), np.uint8).reshape(len(found), -1))
+            return filled(spec, np.frombuffer(b"".join(found), np.uint8).reshape(len(found), row))
         return [np.frombuffer(v, spec.dtype).reshape(-1, *spec.shape[1:]).copy() for v in found]
 
     def _numbers(self, which: Sequence[int], kind: int) -> Any:
-        spec = self._spec
-        parts = [_payload(self._records[at], self._lists[at]) for at in which]
-        data = np.frombuffer(b"".join(parts), np.uint8)
-        ends = np.cumsum([0, *map(len, parts)])
+        spec, parts, at = self._spec, [], 0
         try:
+            for at in which:
+                parts.append(_payload(self._records[at], self._lists[at]))
+            data = np.frombuffer(b"".join(parts), np.uint8)
             values = integers(data) if kind == INTS else data.view("<f4")
         except (WireError, ValueError) as error:
-            raise self._error(which[0], f"has a damaged {spec.name!r}: {error}") from error
+            raise self._error(at, f"has a damaged {spec.name!r}: {error}") from error
+        ends = np.cumsum([0, *map(len, parts)])
         last = (data < 128) if kind == INTS else None
         count = np.concatenate([[0], np.cumsum(last)])[ends] if last is not None else ends // 4
         counts = np.diff(count)
@@ -165,6 +159,13 @@ def _wrong_bytes(spec: FeatureSpec, value: bytes, row: int) -> str:
             f"a stage: `DecodeImageTransform(image_key={spec.name!r})`"
         )
     return words
+
+
+def _byte_values(record: bytes, lists: list[Feature]) -> list[Any]:
+    place = packed(record, lists[0]) if len(lists) == 1 else None
+    if place is not None and place[0] < place[1]:  # one value
+        return [record[place[0] : place[1]]]
+    return [value for each in lists for value in values_of(record, each)]
 
 
 def _payload(record: bytes, lists: list[Feature]) -> bytes:

@@ -37,6 +37,11 @@ def features_of(data: Any) -> dict[bytes, list[Feature]]:
     """The lists of each feature, by name; usually one each."""
     found: dict[bytes, list[Feature]] = {}
     try:
+        if data[:1] == b"\n":  # usually all of it is one field
+            size, begin = _varint(data, 1)
+            if begin + size == len(data):
+                _add_features(data, begin, len(data), found)
+                return found
         for number, kind, begin, end in _fields(data, 0, len(data)):
             if number == 1 and kind == _LENGTH:
                 _add_features(data, begin, end, found)
@@ -53,15 +58,30 @@ def _add_features(data: Any, at: int, end: int, found: dict[bytes, list[Feature]
     """The entries of a Features message. (The common layout is read here, without calls.)"""
     while at < end:
         if data[at] != 0x0A:
-            at = _after_unknown(data, at, end)
+            ((_, _, _, at),) = _fields(data, at, end, most=1)
             continue
-        size = data[at + 1]
-        at += 2
+        size, at = data[at + 1], at + 2
         if size > 127:
             size, at = _varint(data, at - 1)
         stop = at + size
         if stop > end:
             raise WireError("a feature is longer than the record")
+        # name: 0a length ...; value: 12 length; in it, up to the end, a list: 0a, 12 or 1a length
+        value = at + 2 + data[at + 1]
+        inside = value + 2
+        if data[at] == 0x0A and value + 3 < stop and data[value] == 0x12:
+            size = data[value + 1]
+            if size > 127:
+                size, inside = _varint(data, value + 1)
+            kind, begin = data[inside], inside + 2
+            if inside + size == stop and kind in (0x0A, 0x12, 0x1A):
+                size = data[inside + 1]
+                if size > 127:
+                    size, begin = _varint(data, inside + 1)
+                if begin + size == stop:
+                    found[data[at + 2 : value]] = [Feature(kind >> 3, begin, stop)]
+                    at = stop
+                    continue
         name, lists = _entry(data, at, stop)
         found[name] = lists
         at = stop
@@ -84,10 +104,10 @@ def _entry(data: Any, at: int, stop: int) -> tuple[bytes, list[Feature]]:
     return name, lists
 
 
-def _fields(data: Any, at: int, end: int) -> list[tuple[int, int, int, int]]:
+def _fields(data: Any, at: int, end: int, most: int = -1) -> list[tuple[int, int, int, int]]:
     """Its fields: the number, the kind, and where the value begins and ends."""
-    found = []
-    while at < end:
+    found: list[tuple[int, int, int, int]] = []
+    while at < end and len(found) != most:
         tag = data[at]
         at += 1
         if tag > 127:
@@ -110,19 +130,6 @@ def _fields(data: Any, at: int, end: int) -> list[tuple[int, int, int, int]]:
         found.append((tag >> 3, kind, at, stop))
         at = stop
     return found
-
-
-def _after_unknown(data: Any, at: int, end: int) -> int:
-    tag, begin = _varint(data, at)
-    kind = tag & 7
-    if kind == _VARINT:
-        return _varint(data, begin)[1]
-    if kind == _LENGTH:
-        size, begin = _varint(data, begin)
-        return begin + size
-    if kind not in (_FIXED32, _FIXED64):
-        raise WireError(f"a field of kind {kind}, which is not supported")
-    return min(begin + (4 if kind == _FIXED32 else 8), end)
 
 
 def _varint(data: Any, at: int) -> tuple[int, int]:

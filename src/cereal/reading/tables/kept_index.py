@@ -16,6 +16,7 @@ import logging
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,9 @@ def _places(path: str) -> Iterator[Path]:
 
 
 def _read(place: Path, of: str) -> Index:
-    with np.load(place, allow_pickle=False) as entries:
+    # (`np.load` of a path would leave a damaged file open.)
+    with open(place, "rb") as file, zipfile.ZipFile(file):
+        entries: Any = np.load(file, allow_pickle=False)
         if entries[_OF].tobytes().decode() != of:
             raise ValueError("it is that of another file")
         return {name: entries[name] for name in entries.files if name != _OF}
