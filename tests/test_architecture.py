@@ -48,12 +48,14 @@ MOST_LINES = 400
 
 PUBLIC = [
     "ArraySampleSource",
+    "ArrowSource",
     "BatchIterator",
     "BatchTransform",
     "BlockShuffle",
     "Bootstrap",
     "CIFAR100Dataset",
     "CIFAR10Dataset",
+    "CSVSource",
     "CacheTransform",
     "CaptureWarning",
     "CelebADataset",
@@ -90,6 +92,7 @@ PUBLIC = [
     "MixSource",
     "NormalizeImageTransform",
     "OptionWarning",
+    "ParquetSource",
     "PipelineError",
     "PipelineState",
     "RandomMapTransform",

@@ -67,7 +67,9 @@ from .pipeline import Transform as Transform
 from .preview import preview as preview
 from .rl import GymnaxSource as GymnaxSource
 from .sources import ArraySampleSource as ArraySampleSource
+from .sources import ArrowSource as ArrowSource
 from .sources import ConcatSource as ConcatSource
+from .sources import CSVSource as CSVSource
 from .sources import DatasetSource as DatasetSource
 from .sources import DiskSampleSource as DiskSampleSource
 from .sources import HDF5Source as HDF5Source
@@ -75,6 +77,7 @@ from .sources import ImageFolderSource as ImageFolderSource
 from .sources import IterableSource as IterableSource
 from .sources import MemmapSource as MemmapSource
 from .sources import MixSource as MixSource
+from .sources import ParquetSource as ParquetSource
 from .sources import RangeSource as RangeSource
 from .sources import RepeatSource as RepeatSource
 from .sources import SliceSource as SliceSource

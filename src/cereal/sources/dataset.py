@@ -83,13 +83,16 @@ class DatasetSource(ByElement[Any]):
             dataset, table = table, None
         n = _length(dataset) if table is None else len(table)
         check_length(n, "the dataset", _OWNER)
-        order, epochs = as_order(ordering, n, _OWNER), epochs_of(dataset)
+        blocks = None if table is None else table.blocks
+        order, epochs = as_order(ordering, n, _OWNER, blocks), epochs_of(dataset)
         stride = n if epochs != "same" else 0
         data = _Dataset(dataset, stride) if table is None else TableData(table)
         set_fields(self, data=data, n=n, ordering=order, epochs=epochs, _quick=data.quick)
         spec = Spec(spec_of_element(self._sample())) if table is None else spec_of_table(table)
         check_index_key(spec.tree, index_key, _OWNER)
         set_fields(self, spec=with_index_key(spec, index_key), index_key=index_key)
+        if index_key is not None:
+            data.sample = None  # the next one has the index
 
     @property
     def by_epoch(self) -> bool:  # type: ignore[override]

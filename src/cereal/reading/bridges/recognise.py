@@ -15,6 +15,8 @@ from ..tables.table import Stream, Table
 # read in its place (with `__len__` and `__getitem__`), or None.
 _FILES = {
     "datasets": "huggingface",
+    "pandas": "pandas",
+    "polars": "polars",
     "pyarrow": "arrow",
     "torch": "torch",
 }

@@ -7,7 +7,6 @@ from typing import Any
 
 from ...base.paths import as_path
 from ...base.pytree import pytree_dataclass
-from ...reading.formats.sqlite import sqlite_table
 from ..table import TableSource
 
 _OWNER = "SQLiteSource"
@@ -58,6 +57,9 @@ class SQLiteSource(TableSource):
         index_key: str | None = None,
         blobs: Mapping[str, Any] | None = None,
     ) -> None:
+        # Not every Python has sqlite3, and to import it takes a few milliseconds.
+        from ...reading.formats.sqlite import sqlite_table
+
         place = as_path(path, "path", _OWNER)
         table = sqlite_table(place, query, parameters, key, blobs or {}, _OWNER)
         self._open(table, ordering, index_key)
