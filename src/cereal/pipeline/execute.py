@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from .source import Source
 
 
-_LARGE = 1 << 18
+_LARGE, _LARGE_ON_CPU = 1 << 18, 1 << 20  # bytes, from which on `device_put` is the quicker way
 
 
 @partial(jax.jit, static_argnames="n")
@@ -143,7 +143,8 @@ class Delivery:
 
     def __init__(self, source: Positional[Any], *, ahead: bool = False) -> None:
         self._source, self._stripped = source, stripped(source)
-        self._large = Spec(source.element_spec()).nbytes >= _LARGE
+        large = _LARGE_ON_CPU if jax.default_backend() == "cpu" else _LARGE
+        self._large = Spec(source.element_spec()).nbytes >= large
         placement, self._full = source.traits.placement, None
         if is_spread(placement):
             self._stripped = placement.replicated(self._stripped)

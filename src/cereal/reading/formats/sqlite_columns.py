@@ -24,6 +24,7 @@ from .sqlite_database import Database, Parameters, quoted
 _LOOKED_AT = 1 << 18  # rows whose types are looked at when a source is built
 _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 _EXACT = 2**53  # above it, float64 has no longer all integers
+_NONE = type(None)
 _NAMES = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
 
 
@@ -61,11 +62,12 @@ class Column:
         """Values of some rows as an array, or as a list if there are objects among them."""
         if self.type in ("integer", "real"):
             return self._numbers(column)
-        wanted = str if self.type == "text" else bytes
-        for place, value in enumerate(column):
-            if value is not None and (type(value) is not wanted or self.type == "null"):
-                raise WrongTypeError(place, self._other(value))
-        return list(column) if self.dtype is None else self._arrays(column)
+        wanted = {"text": str, "blob": bytes, "null": _NONE}[self.type]
+        kinds = set(map(type, column))
+        if not kinds <= {wanted, _NONE}:
+            place = next(at for at, x in enumerate(column) if type(x) not in (wanted, _NONE))
+            raise WrongTypeError(place, self._other(column[place]))
+        return list(column) if self.dtype is None else self._arrays(column, _NONE in kinds)
 
     def _numbers(self, column: Sequence[Any]) -> Any:
         found = np.array(column)
@@ -87,27 +89,23 @@ class Column:
             if type(value) is int and abs(value) > _EXACT:
                 raise WrongTypeError(place, self._other(value))
 
-    def _arrays(self, column: Sequence[Any]) -> Any:
+    def _arrays(self, column: Sequence[Any], gaps: bool) -> Any:
         """Blobs as arrays: one for all rows, if they have the length that was promised."""
-        size = self.dtype.itemsize
+        size, shape = self.dtype.itemsize, self.shape
+        needed = None if shape is None else math.prod(shape) * size
+        if shape is not None and not gaps and set(map(len, column)) == {needed}:
+            return np.frombuffer(b"".join(column), self.dtype).reshape(len(column), *shape)
         for place, value in enumerate(column):
-            if value is not None and len(value) % size:
-                what = f"a BLOB of {len(value)} bytes, not a whole number of {self.dtype}"
+            length = 0 if value is None else len(value)
+            if length % size:
+                what = f"a BLOB of {length} bytes, not a whole number of {self.dtype}"
                 raise WrongTypeError(place, what)
-        if self.shape is None:
-            return [None if x is None else np.frombuffer(x, self.dtype) for x in column]
-        bytes_each = math.prod(self.shape) * size
-        for place, value in enumerate(column):
-            if value is not None and len(value) != bytes_each:
-                wanted = f"{bytes_each} bytes, {self.dtype}[{','.join(map(str, self.shape))}]"
-                raise WrongTypeError(
-                    place, f"a BLOB of {len(value)} bytes, where others have {wanted}"
-                )
-        if None in column:
-            each = [None if x is None else np.frombuffer(x, self.dtype) for x in column]
-            return [None if x is None else x.reshape(self.shape) for x in each]
-        whole = np.frombuffer(b"".join(column), self.dtype)
-        return whole.reshape(len(column), *self.shape)
+            if value is not None and needed is not None and length != needed:
+                wanted = f"{needed}, {self.dtype}[{','.join(map(str, shape or ()))}]"
+                what = f"a BLOB of {length} bytes, where others have {wanted}"
+                raise WrongTypeError(place, what)
+        each = [None if x is None else np.frombuffer(x, self.dtype) for x in column]
+        return [x if x is None or shape is None else x.reshape(shape) for x in each]
 
     def _other(self, value: Any) -> str:
         return f"{_NAMES.get(type(value), type(value).__name__)} ({value!r:.40}), not {self.words}"

@@ -80,9 +80,10 @@ class Scattered:
             return None
         whole = _memory_of(values)
         address = _address(whole)
-        if address not in self._stretches:
-            if len(self._stretches) == _MOST_STRETCHES:
-                return None
+        known = self._stretches.get(address)
+        if known is None and len(self._stretches) == _MOST_STRETCHES:
+            return None
+        if known is None or known.size < len(whole):  # two buffers may begin at one place
             self._stretches[address] = _Stretch(whole)
         self._stretch_of[number] = list(self._stretches).index(address)
         return _address(values) - address
@@ -92,7 +93,7 @@ class _Stretch:
     """Memory that holds many pieces."""
 
     def __init__(self, memory: np.ndarray) -> None:
-        self._memory = memory
+        self._memory, self.size = memory, len(memory)
         self._windows: dict[int, np.ndarray] = {}
 
     def gather(self, places: np.ndarray, size: int, out: np.ndarray) -> None:
