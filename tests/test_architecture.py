@@ -47,6 +47,7 @@ ROOMS = [
 MOST_LINES = 400
 
 PUBLIC = [
+    "ArrayRecordSource",
     "ArraySampleSource",
     "ArrowSource",
     "BatchIterator",
@@ -105,6 +106,7 @@ PUBLIC = [
     "Source",
     "StateError",
     "SunspotsDataset",
+    "TFRecordSource",
     "TarSource",
     "TimeSeriesBatchTransform",
     "Transform",
@@ -123,6 +125,7 @@ PUBLIC = [
     "masked_mean",
     "mesh",
     "pad_collate",
+    "parse_example",
     "preview",
     "pytree_dataclass",
     "save_arrays",

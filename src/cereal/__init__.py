@@ -65,7 +65,9 @@ from .pipeline import PipelineState as PipelineState
 from .pipeline import Source as Source
 from .pipeline import Transform as Transform
 from .preview import preview as preview
+from .reading.records.example import parse_example as parse_example
 from .rl import GymnaxSource as GymnaxSource
+from .sources import ArrayRecordSource as ArrayRecordSource
 from .sources import ArraySampleSource as ArraySampleSource
 from .sources import ArrowSource as ArrowSource
 from .sources import ConcatSource as ConcatSource
@@ -83,6 +85,7 @@ from .sources import RepeatSource as RepeatSource
 from .sources import SliceSource as SliceSource
 from .sources import SQLiteSource as SQLiteSource
 from .sources import TarSource as TarSource
+from .sources import TFRecordSource as TFRecordSource
 from .sources import WindowSource as WindowSource
 from .sources import ZarrSource as ZarrSource
 from .sources import ZipSource as ZipSource

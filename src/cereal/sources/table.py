@@ -45,6 +45,7 @@ class TableSource(ByElement[Any]):
         """Sets the fields. `decode` is a user's function from a row to an element."""
         owner = type(self).__name__
         check_length(len(table), table.name or "it", owner)
+        decode = table.decode if decode is None else decode
         order = as_order(ordering, len(table), owner, table.blocks)
         keep_pieces(table, order, owner)
         data = TableData(table, decode)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -49,6 +49,8 @@ class Table(ABC):
     """Whether a batch is read so quickly that a worker would not help."""
     elements: Any = None
     """A dataset with the same rows, if functions are to get its elements in place of the rows."""
+    decode: Callable[[Any], Any] | None = None
+    """A function that Python calls for each row; `form` says what rows are before it."""
     _reopened: tuple[str, ...] = ()
     """Fields that are not pickled (open files, say): each is a `cached_property`."""
 
