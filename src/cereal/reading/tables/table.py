@@ -86,6 +86,11 @@ class Later(ABC):
     def array(self, lane: int) -> np.ndarray | None:
         """The value as an array, for the batch."""
 
+    def block(self, lanes: range, form: ArrayForm) -> np.ndarray | None:
+        """Several values at once, [n, ...]; None if they can only be had one by one."""
+        del lanes, form
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
@@ -183,6 +188,10 @@ class TableReader(TakeReader):
         def some(lanes: range) -> bool:
             here = read_context()
             with here.at(self.label, rows):
+                block = column.block(lanes, form)
+                if block is not None and block.shape == (len(lanes), *form.shape):
+                    room[lanes.start : lanes.stop] = block
+                    return True
                 for lane in lanes:
                     here.lane = lane
                     here.begin(lane)
