@@ -51,7 +51,7 @@ def epoch_of(source: Any, workers: int | None) -> Callable[[], Any]:
     loader = DataLoader([source, BatchTransform(BATCH, drop_last=True)], workers=workers)
 
     def run() -> Any:
-        vars(source.data.table).pop("_pieces", None)
+        vars(source.data.table).pop("_taken", None)
         last = None
         for batch, _ in loader.iterate(loader.init_state(next(seeds)), epochs=1):
             last = batch

@@ -235,7 +235,11 @@ LOADERS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("given", "line"), LOADERS, ids=[line for _, line in LOADERS])
 def test_a_loader_of_torch_gets_the_line_to_write_and_the_line_runs(given: Any, line: str) -> None:
-    for wrong in (lambda: loader_of(given), lambda: DataLoader(given), lambda: DatasetSource(given)):
+    for wrong in (
+        lambda: loader_of(given),
+        lambda: DataLoader(given),
+        lambda: DatasetSource(given),
+    ):
         with pytest.raises(PipelineError) as caught:
             wrong()
         assert f"write `{line}`" in str(caught.value)
