@@ -65,9 +65,13 @@ from .pipeline import PipelineState as PipelineState
 from .pipeline import Source as Source
 from .pipeline import Transform as Transform
 from .preview import preview as preview
+from .reading.records.example import parse_example as parse_example
 from .rl import GymnaxSource as GymnaxSource
+from .sources import ArrayRecordSource as ArrayRecordSource
 from .sources import ArraySampleSource as ArraySampleSource
+from .sources import ArrowSource as ArrowSource
 from .sources import ConcatSource as ConcatSource
+from .sources import CSVSource as CSVSource
 from .sources import DatasetSource as DatasetSource
 from .sources import DiskSampleSource as DiskSampleSource
 from .sources import HDF5Source as HDF5Source
@@ -75,11 +79,13 @@ from .sources import ImageFolderSource as ImageFolderSource
 from .sources import IterableSource as IterableSource
 from .sources import MemmapSource as MemmapSource
 from .sources import MixSource as MixSource
+from .sources import ParquetSource as ParquetSource
 from .sources import RangeSource as RangeSource
 from .sources import RepeatSource as RepeatSource
 from .sources import SliceSource as SliceSource
 from .sources import SQLiteSource as SQLiteSource
 from .sources import TarSource as TarSource
+from .sources import TFRecordSource as TFRecordSource
 from .sources import WindowSource as WindowSource
 from .sources import ZarrSource as ZarrSource
 from .sources import ZipSource as ZipSource

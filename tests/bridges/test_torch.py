@@ -255,7 +255,7 @@ def test_images_of_different_sizes_name_the_element_and_the_fix() -> None:
 
 
 class LikeTorchvision(data.Dataset):
-    """As torchvision's datasets of images are: tensors inside, PIL images and a transform outside."""
+    """As torchvision's datasets are: tensors inside, PIL images and a transform outside."""
 
     def __init__(self, transform: Any = None) -> None:
         self.data, self.targets, self.transform = torch.from_numpy(IMAGES), LABELS, transform

@@ -235,13 +235,9 @@ LOADERS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("given", "line"), LOADERS, ids=[line for _, line in LOADERS])
 def test_a_loader_of_torch_gets_the_line_to_write_and_the_line_runs(given: Any, line: str) -> None:
-    for wrong in (
-        lambda: loader_of(given),
-        lambda: DataLoader(given),
-        lambda: DatasetSource(given),
-    ):
+    for wrong in (loader_of, DataLoader, DatasetSource):
         with pytest.raises(PipelineError) as caught:
-            wrong()
+            wrong(given)
         assert f"write `{line}`" in str(caught.value)
     written = line if "collate" not in line else line.replace("loader.collate_fn", "stacked")
     names = {**vars(cereal), "loader": given, "stacked": stacked}
@@ -276,8 +272,9 @@ def test_a_sampler_gets_the_line_to_write(sampler: Any, line: str) -> None:
 
 
 def test_torchs_options_are_answered_with_one_line() -> None:
+    options: Any = {"batch_size": 64, "shuffle": True, "num_workers": 2, "drop_last": True}
     with pytest.raises(cereal.UsageError) as caught:
-        DataLoader(pairs(), batch_size=64, shuffle=True, num_workers=2, drop_last=True)
+        DataLoader(pairs(), **options)
     assert (
         'DataLoader([DatasetSource(data, ordering="shuffle"), BatchTransform(64, drop_last=True)], '
         "workers=2)" in str(caught.value)

@@ -51,6 +51,11 @@ class Order(ABC):
     samples: bool = False
     """Whether an epoch may have an element several times, or not at all."""
 
+    def in_blocks(self, lengths: Any, owner: str) -> Order:
+        """This order for data that lies in blocks of these lengths."""
+        del lengths, owner
+        return self
+
     def over(self, n: int, owner: str) -> Order:
         """This order for data of n elements, or an error that names the `owner`."""
         del n, owner
@@ -146,10 +151,11 @@ class Listed(Order):
 _NAMED: dict[str, type[Order]] = {"sequential": Sequential, "shuffle": Shuffle}
 
 
-def as_order(ordering: Any, n: int, owner: str) -> Order:
-    """Reads the `ordering=` argument of a source over n elements."""
+def as_order(ordering: Any, n: int, owner: str, blocks: Any = None) -> Order:
+    """Reads the `ordering=` argument of a source over n elements, in `blocks` of these lengths."""
     if isinstance(ordering, Order):
-        return ordering.over(n, owner)
+        order = ordering if blocks is None else ordering.in_blocks(blocks, owner)
+        return order.over(n, owner)
     if isinstance(ordering, str) and ordering in _NAMED:
         return _NAMED[ordering]()
     _refuse_key(ordering, owner)

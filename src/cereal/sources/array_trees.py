@@ -169,11 +169,17 @@ def _instead_of_stage(node: Source[Any] | Transform[Any, Any]) -> str:
 
 
 def _instead_of_frame(node: Any) -> str:
-    if hasattr(node, "column_names"):
-        return "write `{name: table[name].to_numpy() for name in table.column_names}`"
-    if hasattr(node, "columns"):
-        return "write `{name: frame[name].to_numpy() for name in frame.columns}`"
-    return "write `column.to_numpy()`"
+    names = "table.column_names" if hasattr(node, "column_names") else "frame.columns"
+    it = names.partition(".")[0]
+    if not hasattr(node, "column_names") and not hasattr(node, "columns"):
+        return "write `column.to_numpy()`"
+    by_hand = f"`{{name: {it}[name].to_numpy() for name in {names}}}`"
+    if _library_of(node) not in ("pandas", "polars", "pyarrow"):
+        return f"write {by_hand}"
+    return (
+        f"put it first in a loader's list as it is, `DataLoader([{it}, ...])`, or write "
+        f"`dataset_to_jax({it})` or {by_hand}"
+    )
 
 
 def _no_numbers(array: np.ndarray, it: str) -> str:

@@ -15,6 +15,7 @@ from ..base.spec import Spec, is_array_like
 from ..host.element_spec import spec_of_element
 from ..order.ordering import Order, Sequential, as_order
 from ..pipeline.traits import Traits
+from ..reading.bridges.grain import Epochs, epochs_of
 from ..reading.bridges.recognise import recognised
 from ..reading.readers.by_element import DatasetReader
 from ..reading.tables.table import Stream, Table
@@ -28,7 +29,6 @@ from .array_trees import (
 )
 from .by_element import ByElement, ElementData
 from .files.memmap import MemmapSource
-from .grain_epochs import Epochs, epochs_of
 from .index_key import check_index_key
 from .iterators.iterable import IterableSource
 from .length import check_length
@@ -83,13 +83,19 @@ class DatasetSource(ByElement[Any]):
             dataset, table = table, None
         n = _length(dataset) if table is None else len(table)
         check_length(n, "the dataset", _OWNER)
-        order, epochs = as_order(ordering, n, _OWNER), epochs_of(dataset)
+        blocks = None if table is None else table.blocks
+        order, epochs = as_order(ordering, n, _OWNER, blocks), epochs_of(dataset)
         stride = n if epochs != "same" else 0
-        data = _Dataset(dataset, stride) if table is None else TableData(table)
+        data = _Dataset(dataset, stride) if table is None else TableData(table, table.decode)
         set_fields(self, data=data, n=n, ordering=order, epochs=epochs, _quick=data.quick)
-        spec = Spec(spec_of_element(self._sample())) if table is None else spec_of_table(table)
+        if table is None or table.decode is not None:
+            spec = Spec(spec_of_element(self._sample()))
+        else:
+            spec = spec_of_table(table)
         check_index_key(spec.tree, index_key, _OWNER)
         set_fields(self, spec=with_index_key(spec, index_key), index_key=index_key)
+        if index_key is not None:
+            data.sample = None  # the next one has the index
 
     @property
     def by_epoch(self) -> bool:  # type: ignore[override]

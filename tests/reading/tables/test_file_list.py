@@ -66,6 +66,8 @@ def test_a_path_a_pattern_or_a_list(folder: Path, paths: Any, wanted: list[str])
         ("{a,gone}.tar", r"names 'gone\.tar', which does not exist"),
         ("*.zip", r"no file matches '\*\.zip'; you are in"),
         ("d", r"names the folder 'd', not files; write 'd/\*\.tar'"),
+        ("https://x.org/a.tar", r"'https://x\.org/a\.tar', which is no file; .*copy them"),
+        ("pipe:curl x", "'pipe:curl x', which is no file"),
         (["a.tar", "./a.tar"], r"names '\.?/?a\.tar' twice"),
     ],
 )

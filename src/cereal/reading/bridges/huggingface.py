@@ -25,8 +25,8 @@ _STATES_LOSE = (
 
 def recognise(value: Any, owner: str) -> Any:
     """A table or a stream; another dataset to be read instead; None: an ordinary dataset."""
-    kind = next((c for c in type(value).__mro__ if c.__module__ in _MODULES), None)
-    name = "" if kind is None else kind.__name__
+    kind: Any = next((c for c in type(value).__mro__ if c.__module__ in _MODULES), None)
+    name = getattr(kind, "__name__", "")
     if name in ("DatasetDict", "IterableDatasetDict"):
         names = ", ".join(map(repr, value))
         first = next(iter(value), "train")
@@ -108,8 +108,8 @@ class EveryEpoch:
 
 
 def _begun(dataset: Any, path: tuple[str, ...], exact: bool, epoch: int) -> Any:
-    fresh = copy.copy(dataset)
-    fresh._ex_iterable = _fresh(dataset._ex_iterable)
+    fresh = object.__new__(type(dataset))  # `copy.copy` would give both the same fields
+    vars(fresh).update(vars(dataset), _ex_iterable=_fresh(dataset._ex_iterable))
     fresh._epoch = int(dataset.epoch)  # a number of its own: the library shares it between copies
     if epoch:
         fresh.set_epoch(fresh._epoch + epoch)

@@ -119,7 +119,8 @@ def _is_whole_as_tensors(array: Any) -> bool:
     if array.null_count:
         return False
     if types.is_struct(kind):
-        return _is_image(kind) or all(map(_is_whole_as_tensors, array.flatten()))
+        parts = [] if _is_image(kind) else array.flatten()
+        return all(not part.null_count and _is_whole_as_tensors(part) for part in parts)
     inner = array
     while types.is_list(inner.type) or types.is_large_list(inner.type) or _is_fixed(inner.type):
         inner = inner.values

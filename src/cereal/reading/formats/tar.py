@@ -92,7 +92,7 @@ class TarTable(Table):
         if decoder is int:
             return ArrayForm((), np.dtype(np.int64))
         if decoder is _array and len(self):
-            first = self._column(name, np.zeros(1, np.int64))[0]
+            first = self._read(np.zeros(1, np.int64), (name,))[name][0]
             return ArrayForm(first.shape, first.dtype)
         if extension in SUFFIXES:
             return objects(ENCODED)
@@ -100,42 +100,44 @@ class TarTable(Table):
 
     def take(self, indices: np.ndarray) -> list[Any]:
         self._open.check(np.unique(self._tar_of(indices)).tolist())
-        return [self._column(name, indices) for name in self._names]
+        columns = self._read(indices, tuple(self._columns))
+        if KEY in self._names:
+            columns[KEY] = [self.key(index) for index in indices.tolist()]
+        return [columns[name] for name in self._names]
 
     def _tar_of(self, indices: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._ends, indices, side="right")
 
-    def _column(self, name: str, indices: np.ndarray) -> Any:
-        if name == KEY:
-            return [self.key(index) for index in indices.tolist()]
-        values: list[Any] = [None] * len(indices)
-        at, read, decode = list(self._columns).index(name), self._open.read, self._decoders[name]
-        lanes = np.argsort(indices)  # from front to back, for disks that turn
-        sorted_ = indices[lanes]
-        places = zip(
+    def _read(self, indices: np.ndarray, names: tuple[str, ...]) -> dict[str, Any]:
+        """These columns of some samples, read from front to back, for disks that turn."""
+        lanes = np.argsort(indices)
+        rows, at = indices[lanes], [list(self._columns).index(name) for name in names]
+        columns: list[list[Any]] = [[None] * len(indices) for _ in names]
+        how = list(zip(columns, (self._decoders[name] for name in names), names, strict=True))
+        read = self._open.read
+        for lane, index, tar, begins, sizes in zip(
             lanes.tolist(),
-            self._tar_of(sorted_).tolist(),
-            self._begins[sorted_, at].tolist(),
-            self._sizes[sorted_, at].tolist(),
+            rows.tolist(),
+            self._tar_of(rows).tolist(),
+            self._begins[rows[:, None], at].tolist(),
+            self._sizes[rows[:, None], at].tolist(),
             strict=True,
-        )
-        for lane, tar, begin, size in places:
-            data = read(tar, begin, size)
-            if len(data) < size:
-                raise self._ends_early(int(indices[lane]), name)
-            values[lane] = data if decode is None else self._decoded(data, indices[lane], name)
-        if decode is int:
-            return np.array(values, np.int64)
-        return _stacked(values) if decode is _array else values
+        ):
+            for (column, decode, name), begin, size in zip(how, begins, sizes, strict=True):
+                data = read(tar, begin, size)
+                if len(data) < size:
+                    raise self._ends_early(index, name)
+                column[lane] = data if decode is None else self._decoded(data, index, name)
+        return {name: _stacked(column, decode) for column, decode, name in how}
 
-    def _decoded(self, data: bytes, index: Any, name: str) -> Any:
+    def _decoded(self, data: bytes, index: int, name: str) -> Any:
         decode = self._decoders[name]
         assert decode is not None
         try:
             return decode(data)
         except (ValueError, EOFError, OSError) as error:  # and JSON's, and Unicode's
             raise DatasetError(
-                f"{self._owner}: {self._where(int(index), name)} cannot be decoded "
+                f"{self._owner}: {self._where(index, name)} cannot be decoded "
                 f"({in_one_line(error)}): it has {len(data)} bytes, {data[:20]!r}...; mend it, or "
                 f"pass `decode=None`, which leaves bytes, or a function of your own."
             ) from error
@@ -225,8 +227,10 @@ def _refuse_gaps(tars: list[_Tar], places: list[Any], columns: Columns, owner: s
             )
 
 
-def _stacked(values: list[Any]) -> Any:
-    """One array, if all have one shape and dtype."""
-    if len({(value.shape, value.dtype) for value in values}) == 1:
+def _stacked(values: list[Any], decode: Any) -> Any:
+    """A column: one array, if these are numbers, or arrays of one shape and dtype."""
+    if decode is int:
+        return np.array(values, np.int64)
+    if decode is _array and len({(value.shape, value.dtype) for value in values}) == 1:
         return np.stack(values)
     return values

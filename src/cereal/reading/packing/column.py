@@ -21,6 +21,7 @@ from ...base.errors import PipelineError, said
 from ...base.fitting import canonical, narrowed
 from ..code import number_dtype
 from ..leaves import as_array, is_leaf
+from ..read_context import read_context
 
 Kind = Literal["array", "text", "bytes"]
 _UINT8 = np.dtype(np.uint8)
@@ -192,7 +193,7 @@ class ArrayColumn(Column):
         self.form, self._count, self._axes = form, 0, len(form.shape)
         self._most = max(1, min(size, _ROOM // max(1, form.nbytes)))
         # As long as all have the shape of the first, they are written into one room.
-        self._room: np.ndarray | None = np.empty((self._most, *form.shape), form.dtype)
+        self._room: np.ndarray | None = read_context().empty((self._most, *form.shape), form.dtype)
         self._pieces: list[np.ndarray] = []
         self._lengths: list[int] = []
         self.add = self._add

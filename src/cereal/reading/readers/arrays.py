@@ -142,8 +142,9 @@ def take_rows(array: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
         in_bytes = lambda x: x.reshape(len(x), -1).view(np.uint8)  # noqa: E731
         np.take(in_bytes(array), indices, axis=0, out=in_bytes(out), mode="clip")
         return out
-    # With `mode="raise"` NumPy would read into a buffer of its own first, and then copy.
-    return np.take(array, indices, axis=0, out=out, mode="clip")
+    # With `mode="raise"` NumPy would read into a buffer of its own first, and then copy. (The
+    # function `np.take` takes twice as long as the method, for a thousand numbers.)
+    return array.take(indices, 0, out, "clip")
 
 
 @dataclasses.dataclass

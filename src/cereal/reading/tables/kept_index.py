@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from .watched import WatchedFile
 
 Index = dict[str, np.ndarray]
 _OF = "of"  # the entry that says which file it was made of, and how
+log = logging.getLogger("cereal")
 _BROKEN = (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile)
 
 
@@ -40,7 +43,8 @@ def kept_index(file: WatchedFile, kind: str, make: Callable[[], Index]) -> Index
     for place in places:
         with contextlib.suppress(OSError):
             write_atomically(place, lambda out: np.savez(out, **entries))
-            break
+            return index
+    log.warning("no folder can be written to, so the index of %s is not kept", file.path)
     return index
 
 
@@ -52,7 +56,9 @@ def _places(path: str) -> Iterator[Path]:
 
 
 def _read(place: Path, of: str) -> Index:
-    with open(place, "rb") as file, np.load(file, allow_pickle=False) as entries:
+    # (`np.load` of a path would leave a damaged file open.)
+    with open(place, "rb") as file, zipfile.ZipFile(file):
+        entries: Any = np.load(file, allow_pickle=False)
         if entries[_OF].tobytes().decode() != of:
             raise ValueError("it is that of another file")
         return {name: entries[name] for name in entries.files if name != _OF}

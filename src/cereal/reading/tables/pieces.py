@@ -28,8 +28,14 @@ class PiecedTable(Table):
 
     lengths: Sequence[int]
     """The number of rows of each piece."""
+    sizes: Sequence[int] | None = None
+    """About how many bytes each piece takes when it is read, if that is known beforehand."""
     most_bytes: int = 1 << 30
     """How many bytes of pieces are kept."""
+    at_least: int = 1
+    """How many pieces are kept, however large they are."""
+    called: str = "pieces"
+    """What its pieces are called in messages: row groups, chunks."""
     stays: bool = False
     """Whether all pieces stay in memory (mapped files do), so that rows can be gathered there."""
     _reopened = ("_kept", "_places")
@@ -40,7 +46,18 @@ class PiecedTable(Table):
 
     @cached_property
     def _kept(self) -> Kept:
-        return Kept(self.load, self.most_bytes)
+        return Kept(self.load, self.most_bytes, self.at_least)
+
+    def keep_at_least(self, count: int) -> None:
+        """Lets it keep so many pieces, however large they are: those that an order reads at a time.
+
+        Call it before the table is read.
+        """
+        self.at_least = self._kept.at_least = count
+
+    @cached_property
+    def blocks(self) -> np.ndarray | None:  # type: ignore[override]
+        return np.asarray(self.lengths, np.int64)
 
     def piece(self, number: int) -> Sequence[Any]:
         """The parts of a piece."""
@@ -129,11 +146,13 @@ def joined(n: int, found: list[tuple[np.ndarray, Any]]) -> Any:
 class Kept:
     """The pieces that were used last, up to a number of bytes; each is read by one thread only.
 
-    The piece that is asked for is always kept, however large it is.
+    The `at_least` pieces that were used last are always kept, however large they are.
     """
 
-    def __init__(self, load: Callable[[int], tuple[Any, int]], most_bytes: int) -> None:
-        self._load, self._most = load, most_bytes
+    def __init__(
+        self, load: Callable[[int], tuple[Any, int]], most_bytes: int, at_least: int = 1
+    ) -> None:
+        self._load, self._most, self.at_least = load, most_bytes, at_least
         self._lock = threading.Lock()
         self._there: OrderedDict[int, tuple[Any, int]] = OrderedDict()
         self._coming: dict[int, threading.Lock] = {}
@@ -168,6 +187,6 @@ class Kept:
         self.loads += 1
         self._there[number] = found
         self._bytes += found[1]
-        while self._bytes > self._most and len(self._there) > 1:
+        while self._bytes > self._most and len(self._there) > self.at_least:
             _, (_, size) = self._there.popitem(last=False)
             self._bytes -= size

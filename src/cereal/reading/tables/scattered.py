@@ -31,6 +31,7 @@ class Scattered:
         self._stretch_of = np.zeros(pieces, np.int64)
         self._stretches: dict[int, _Stretch] = {}  # by the address where they begin
         self._form: ArrayForm | None = None
+        self._size = 0  # bytes of a row
         self._lock = threading.Lock()
 
     def take(self, parts: Any, owner: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
@@ -39,24 +40,27 @@ class Scattered:
         `parts(number)` gives the part of a piece.
         """
         begins = self._begins[owner]
-        if (begins < 0).any():
+        if begins.min() < 0:
             for number in np.unique(owner[begins == _UNKNOWN]).tolist():
                 self._learn(number, parts(number))
             begins = self._begins[owner]
-            if (begins < 0).any():
+            if begins.min() < 0:
                 return None
-        form, stretches = self._form, list(self._stretches.values())
+        form, size, stretches = self._form, self._size, list(self._stretches.values())
         assert form is not None
-        size = form.dtype.itemsize * int(np.prod(form.shape))
-        places, shape = begins + rows * size, (len(rows), *form.shape)
+        places = begins + rows * size
+        out = read_context().empty((len(rows), *form.shape), form.dtype)
+        room = out.reshape(len(rows), -1).view(np.uint8)
         if len(stretches) == 1:
-            return stretches[0].gather(places, size).view(form.dtype).reshape(shape)
-        out = read_context().empty((len(rows), size), np.uint8)
+            stretches[0].gather(places, size, room)
+            return out
         which = self._stretch_of[owner]
         for number in np.unique(which).tolist():
             lanes = np.flatnonzero(which == number)
-            out[lanes] = stretches[number].gather(places[lanes], size)
-        return out.view(form.dtype).reshape(shape)
+            part = np.empty((len(lanes), size), np.uint8)
+            stretches[number].gather(places[lanes], size, part)
+            room[lanes] = part
+        return out
 
     def _learn(self, number: int, part: Any) -> None:
         with self._lock:
@@ -71,14 +75,15 @@ class Scattered:
         if not values.flags.c_contiguous or not values.nbytes:
             return None
         if self._form is None:
-            self._form = part.form
+            self._form, self._size = part.form, values[:1].nbytes
         if part.form != self._form:
             return None
         whole = _memory_of(values)
         address = _address(whole)
-        if address not in self._stretches:
-            if len(self._stretches) == _MOST_STRETCHES:
-                return None
+        known = self._stretches.get(address)
+        if known is None and len(self._stretches) == _MOST_STRETCHES:
+            return None
+        if known is None or known.size < len(whole):  # two buffers may begin at one place
             self._stretches[address] = _Stretch(whole)
         self._stretch_of[number] = list(self._stretches).index(address)
         return _address(values) - address
@@ -88,24 +93,28 @@ class _Stretch:
     """Memory that holds many pieces."""
 
     def __init__(self, memory: np.ndarray) -> None:
-        self._memory = memory
+        self._memory, self.size = memory, len(memory)
+        self._windows: dict[int, np.ndarray] = {}
 
-    def gather(self, places: np.ndarray, size: int) -> np.ndarray:
-        """The bytes from these places on, `size` of each; uint8[n,size]."""
+    def gather(self, places: np.ndarray, size: int, out: np.ndarray) -> None:
+        """Writes the bytes from these places on, `size` of each, to `out`, uint8[n,size]."""
         if size < _LARGE:
-            return self._windows(size)[places].view(np.uint8).reshape(len(places), size)
-        out = read_context().empty((len(places), size), np.uint8)
+            windows = self._windows.get(size)
+            if windows is None:
+                windows = self._windows[size] = _all_windows(self._memory, size)
+            out.view(windows.dtype)[...] = windows[places].reshape(len(places), -1)
+            return
         for room, begin in zip(out, places.tolist(), strict=True):
             room[...] = self._memory[begin : begin + size]
-        return out
 
-    def _windows(self, size: int) -> np.ndarray:
-        """A view of all `size` bytes that follow each other; indexing it makes a copy."""
-        memory, count = self._memory, len(self._memory) - size + 1
-        strided = np.lib.stride_tricks.as_strided
-        if size in (2, 4, 8):  # as one number, which need not be aligned
-            return strided(memory[:size].view(f"u{size}"), (count,), (1,), writeable=False)
-        return strided(memory, (count, size), (1, 1), writeable=False)
+
+def _all_windows(memory: np.ndarray, size: int) -> np.ndarray:
+    """A view of all `size` bytes that follow each other; indexing it makes a copy."""
+    count = len(memory) - size + 1
+    strided = np.lib.stride_tricks.as_strided
+    if size in (2, 4, 8):  # as one number, which need not be aligned
+        return strided(memory[:size].view(f"u{size}"), (count,), (1,), writeable=False)
+    return strided(memory, (count, size), (1, 1), writeable=False)
 
 
 def _memory_of(values: np.ndarray) -> np.ndarray:

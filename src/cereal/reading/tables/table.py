@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from ...base.errors import PipelineError
 from ...base.fitting import canonical, narrowed
 from ..element_batch import ElementBatch
 from ..form import Form
@@ -48,6 +49,8 @@ class Table(ABC):
     """Whether a batch is read so quickly that a worker would not help."""
     elements: Any = None
     """A dataset with the same rows, if functions are to get its elements in place of the rows."""
+    decode: Callable[[Any], Any] | None = None
+    """A function that Python calls for each row; `form` says what rows are before it."""
     _reopened: tuple[str, ...] = ()
     """Fields that are not pickled (open files, say): each is a `cached_property`."""
 
@@ -105,24 +108,26 @@ class TableReader(TakeReader):
     table: Table
 
     @cached_property
-    def _form(self) -> Form:
+    def form(self) -> Form:
+        """What a row looks like."""
         leaves, structure = flatten(self.table.form)
         return Form(structure, leaves)
 
     @property
     def structure(self) -> Structure:  # type: ignore[override]
-        return self._form.structure
+        return self.form.structure
 
     def take(self, indices: np.ndarray) -> list[Any]:
         columns = self.table.take(indices)
-        return self._narrowed(columns) if _stacks(columns, self._form.leaves) else columns
+        return self._stacked(columns) or [narrow_column(each) for each in columns]
 
-    def _narrowed(self, columns: list[Any]) -> list[np.ndarray]:
-        form = self._form
-        return _Stacked(
-            narrowed(column, canonical(column.dtype), lambda at=at: form.name(at))
-            for at, column in enumerate(columns)
-        )
+    def _stacked(self, columns: list[Any]) -> Any:
+        """The columns, if they are arrays of the promised shapes; otherwise None."""
+        if not self._stacks(columns):
+            columns = [narrow_column(each) for each in columns]
+            if not self._stacks(columns):
+                return None
+        return _Stacked(columns)
 
     def read(self, rows: Rows) -> ElementBatch:
         elements = self.table.elements
@@ -131,6 +136,14 @@ class TableReader(TakeReader):
         one_by_one = lambda: DatasetReader(self.label, elements, 0).read(rows)  # noqa: E731
         whole = lambda pace: self._whole(rows, None, pace)  # noqa: E731
         return ElementBatch.either(len(rows.index), one_by_one, whole)
+
+    def all_rows(self) -> list[np.ndarray] | None:
+        """All rows as arrays; None if they do not stack."""
+        index = np.arange(len(self.table))
+        taken = self.read(Rows(np.zeros(2, np.uint32), np.zeros_like(index), index, None))
+        if taken.whole is not None:
+            return taken.whole(Pace())
+        return taken.leaves if taken.is_stacked else None
 
     def as_batch(self, rows: Rows, leaves: list[Any]) -> ElementBatch:
         if isinstance(leaves, _Stacked):
@@ -145,7 +158,7 @@ class TableReader(TakeReader):
 
     def _whole(self, rows: Rows, columns: list[Any] | None, pace: Pace) -> list[np.ndarray] | None:
         """The columns (None: read them now) as arrays; None if they do not stack."""
-        here, form = read_context(), self._form
+        here, form = read_context(), self.form
         if here.known_to_hang or any(leaf.dtype == OBJECT for leaf in form.leaves):
             return None
         try:
@@ -155,7 +168,7 @@ class TableReader(TakeReader):
                 self._decoded(column, leaf, rows, pace) if isinstance(column, Later) else column
                 for column, leaf in zip(columns, form.leaves, strict=True)
             ]
-            return self._narrowed(found) if _stacks(found, form.leaves) else None
+            return self._stacked(found)
         except CAUGHT:  # reading them one by one will say which it was
             return None
 
@@ -177,24 +190,40 @@ class TableReader(TakeReader):
 
         return room if all(pace.spread(some, n)) else None
 
+    def _stacks(self, columns: Sequence[Any]) -> bool:
+        """Whether these columns are arrays of the promised shapes, of types that JAX has."""
+        for column, (shape, dtype) in zip(columns, self._promised, strict=True):
+            if not isinstance(column, np.ndarray):
+                return False
+            if column.dtype != dtype or column.shape[1:] != shape:
+                return False
+        return True
+
+    @property
+    def _promised(self) -> list[tuple[tuple[int, ...], Any]]:
+        """The shapes and dtypes of the columns, as JAX has them now."""
+        wide = canonical(np.int64)
+        if self._known is None or self._known[0] != wide:
+            leaves = self.form.leaves
+            self._known = wide, [(form.shape, canonical(form.dtype)) for form in leaves]
+        return self._known[1]
+
+    _known: Any = dataclasses.field(default=None, init=False, repr=False)
+
 
 class _Stacked(list[Any]):
     """Columns that are arrays of the promised shapes and dtypes."""
 
 
-class _Stacked(list[Any]):
-    """Columns that are arrays of the promised shapes and dtypes."""
-
-
-def _stacks(columns: Sequence[Any], promised: Sequence[ArrayForm]) -> bool:
-    """Whether these columns are arrays of the promised shapes and dtypes."""
-    return all(
-        isinstance(column, np.ndarray)
-        and column.shape[1:] == form.shape
-        and form.dtype != OBJECT
-        and (column.dtype == form.dtype or canonical(column.dtype) == canonical(form.dtype))
-        for column, form in zip(columns, promised, strict=True)
-    )
+def narrow_column(column: Any) -> Any:
+    """A column with the dtype that JAX has for it. If a number does not fit, a list of its values:
+    a host stage may make them smaller, and if none does, the error names the element."""
+    if not isinstance(column, np.ndarray):
+        return column
+    try:
+        return narrowed(column, canonical(column.dtype))
+    except PipelineError:
+        return list(column)
 
 
 @dataclasses.dataclass
