@@ -5,8 +5,8 @@
     y  records (a, b)[1000]         "y": {"a": ..., "b": ...}}     while it is kept
 
 in one piece in its file      mapped into memory
-all fit into 1 GB             an array in memory, filled by the chunks that are needed
-larger                        chunks that were used last are kept, up to 1 GB
+all fit into `most_bytes`     an array in memory, filled by the chunks that are needed
+larger                        chunks that were used last are kept, up to so many bytes
 """
 
 from __future__ import annotations
@@ -96,11 +96,13 @@ def _without_quiet(tree: Any, named: set[str]) -> Any:
 class StoredTable(Table):
     """A table of arrays of one length, which a library reads, or which are mapped."""
 
-    most_bytes: int = 1 << 30
-    """How many bytes of decoded pieces are kept."""
+    called = "chunks"
+    at_least: int = 1
+    """How many blocks are kept, however large they are."""
     _reopened = ("_taken",)
 
-    def __init__(self, arrays: Any, owner: str) -> None:
+    def __init__(self, arrays: Any, owner: str, most_bytes: int) -> None:
+        self.most_bytes = most_bytes  # of decoded pieces that are kept
         self._arrays = stored_in(arrays)
         if not self._arrays:
             raise PipelineError(f"{owner}: {self.name} has no arrays.")
@@ -120,6 +122,20 @@ class StoredTable(Table):
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def sizes(self) -> Sequence[int] | None:
+        """About how many bytes each of its blocks takes when it is decoded."""
+        row = sum(array.row_bytes for array in self._arrays if array.place is None)
+        return None if self.blocks is None else (self.blocks * row).tolist()
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        return [] if self.blocks is None else self.blocks.tolist()
+
+    def keep_at_least(self, count: int) -> None:
+        """Lets it keep so many blocks; call it before the table is read."""
+        self.at_least = count
 
     @abstractmethod
     def check(self) -> None:
@@ -144,7 +160,7 @@ class StoredTable(Table):
         """For each array, a function that gives rows of it."""
         plain = [x for x in self._arrays if x.place is None and not x.dtype.hasobject]
         fits = sum(array.length * array.row_bytes for array in plain) <= self.most_bytes
-        pieces = Pieces(self.most_bytes)
+        pieces = Pieces(max(self.most_bytes, self.at_least * max(self.sizes or [0])))
         found: dict[str, Any] = {}
         for array in self._arrays:
             if array.place is not None:
