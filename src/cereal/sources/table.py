@@ -24,6 +24,7 @@ from ..pipeline.traits import Traits
 from ..reading.readers.reader import ChainReader, Reader
 from ..reading.stages import MapStage
 from ..reading.tables.pieces import PiecedTable
+from ..reading.tables.stored import StoredTable
 from ..reading.tables.table import Table, TableReader
 from .by_element import ElementData, reader_of, sample_of
 from .index_key import check_index_key
@@ -89,7 +90,7 @@ class TableSource(HostIndexed[Any]):
 
 def keep_pieces(table: Table, order: Order, owner: str) -> None:
     """Lets a table keep the pieces that this order reads at a time; warns if they are too large."""
-    if not isinstance(table, PiecedTable) or table.sizes is None:
+    if not isinstance(table, PiecedTable | StoredTable) or table.sizes is None:
         return
     most, whole = table.most_bytes, sum(table.sizes)
     if isinstance(order, DataBlocks):
@@ -117,7 +118,7 @@ def keep_pieces(table: Table, order: Order, owner: str) -> None:
         )
 
 
-def _stays_near(order: Order, table: PiecedTable) -> bool:
+def _stays_near(order: Order, table: PiecedTable | StoredTable) -> bool:
     """Whether this is a `BlockShuffle(size)` whose open blocks cover pieces that are all kept."""
     if not isinstance(order, BlockShuffle) or table.sizes is None:
         return False
