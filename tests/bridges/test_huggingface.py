@@ -193,11 +193,6 @@ def test_one_iterable_dataset_serves_every_epoch_and_loader(length: int | None) 
     check_values(source(), IN_VECTORS)
 
 
-def test_a_bare_iterable_dataset_is_told_where_to_go() -> None:
-    with pytest.raises(PipelineError, match="IterableSource"):
-        loader_of(vectors().to_iterable_dataset())
-
-
 # What is wrong
 
 

@@ -31,6 +31,7 @@ from cereal import (
     WeightedSampling,
     WindowSource,
 )
+from cereal.order.data_blocks import DataBlocks
 
 N = 48
 ROWS = np.arange(N * 4, dtype=np.float32).reshape(N, 4)
@@ -61,6 +62,7 @@ PIPELINES: dict[str, Callable[[], list[Any]]] = {
     "shuffle": lambda: ordered("shuffle"),
     "listed": lambda: ordered(np.arange(0, N, 2)),
     "blocks": lambda: ordered(BlockShuffle(8)),
+    "blocks of the data": lambda: ordered(DataBlocks([20, 8, 20], 2, "Test")),
     "balanced": lambda: ordered(ClassBalanced(np.arange(N) % 3)),
     "with replacement": lambda: ordered(WeightedSampling(WEIGHTS)),
     "a race": lambda: ordered(WeightedSampling(WEIGHTS, replacement=False)),
@@ -117,7 +119,7 @@ def keep(carry: Any, batch: Any, mask: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["shuffle", "words", "mixed", "blocks"])
+@pytest.mark.parametrize("name", ["shuffle", "words", "mixed", "blocks", "blocks of the data"])
 def test_every_device_scans_the_epochs_of_its_own_states(name: str) -> None:
     plain = DataLoader(PIPELINES[name]())
     loader = jax.device_put(plain, everywhere())

@@ -281,13 +281,18 @@ def test_it_is_random_and_says_its_name() -> None:
     assert BlockShuffle(3, together=4).name == "BlockShuffle(3, together=4)"
 
 
-@pytest.mark.parametrize("value", [0, -1, 2.0, True, False, "4", None, np.float32(4), np.True_])
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, False, "4", np.float32(4), np.True_])
 def test_sizes_that_are_no_positive_integers_are_refused(value: Any) -> None:
     message = r"^BlockShuffle: `{}` must be an integer of at least 1, got .*`BlockShuffle\(1024\)`"
     with pytest.raises(cereal.PipelineError, match=message.format("block_size")):
         BlockShuffle(value)
     with pytest.raises(cereal.PipelineError, match=message.format("together")):
         BlockShuffle(4, together=value)
+
+
+def test_none_is_no_number_of_blocks_together() -> None:
+    with pytest.raises(cereal.PipelineError, match="`together` must be an integer of at least 1"):
+        BlockShuffle(4, together=None)  # type: ignore[arg-type]
 
 
 def test_together_is_named() -> None:

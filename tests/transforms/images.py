@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 
 def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -33,13 +33,10 @@ def by_pillow(data: bytes, size: tuple[int, int], crop: str | None) -> np.ndarra
     """The full image, decoded, cut and resized: what anybody would write."""
     with Image.open(io.BytesIO(data)) as opened:
         image = opened.convert("RGB")
-    box = (0.0, 0.0, float(image.width), float(image.height))
+    target = (size[1], size[0])
     if crop == "center":
-        scale = min(image.width / size[1], image.height / size[0])
-        wide, tall = size[1] * scale, size[0] * scale
-        left, top = max(0.0, image.width - wide) / 2, max(0.0, image.height - tall) / 2
-        box = (left, top, left + wide, top + tall)
-    return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box))
+        return np.asarray(ImageOps.fit(image, target, Image.Resampling.BILINEAR))
+    return np.asarray(image.resize(target, Image.Resampling.BILINEAR))
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> float:

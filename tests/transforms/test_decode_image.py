@@ -178,7 +178,7 @@ def shown(crop: Any = "center", n: int = 6, **options: Any) -> DataLoader[Any]:
     return DataLoader([source, *stages], **options)
 
 
-@pytest.mark.parametrize("crop", ["center", "random"])
+@pytest.mark.parametrize("crop", ["center", pytest.param("random", marks=pytest.mark.slow)])
 def test_the_conformance_kit(crop: Any) -> None:
     check_loader(shown(crop))
     check_resume(shown(crop))
@@ -245,6 +245,15 @@ def test_random_parts_are_of_all_sizes_and_places() -> None:
     assert np.abs(centre.mean(axis=0) - [200, 150]).max() < 10
 
 
+def test_arrays_can_be_resized_after_batching_too() -> None:
+    data = [{"image": photo(20, 30, i), "label": i} for i in range(4)]
+    for crop in ("center", "random"):
+        stage = DecodeImageTransform((8, 8), crop)
+        before = DataLoader([data, stage, BatchTransform(2)], workers=0)
+        after = DataLoader([data, BatchTransform(2), stage], workers=0)
+        jax.tree.map(np.testing.assert_array_equal, before.batch_at(0, 1), after.batch_at(0, 1))
+
+
 # What is wrong
 
 
@@ -267,14 +276,14 @@ def test_options_that_mean_nothing_are_refused(arguments: Any, words: str) -> No
         DecodeImageTransform(**arguments)
 
 
-@pytest.mark.parametrize("module", ["PIL", "simplejpeg"])
+@pytest.mark.parametrize(("module", "extra"), [("PIL", "images"), ("simplejpeg", "jpeg")])
 def test_a_library_that_is_missing_is_named_when_the_stage_is_made(
-    module: str, monkeypatch: Any
+    module: str, extra: str, monkeypatch: Any
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UsageError, match=rf"DecodeImageTransform needs '{module}'.*\[images\]"):
+    with pytest.raises(UsageError, match=rf"DecodeImageTransform needs '{module}'.*\[{extra}\]"):
         DecodeImageTransform(codec="simplejpeg")
 
 

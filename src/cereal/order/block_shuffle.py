@@ -7,10 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from ..base.errors import PipelineError
 from ..base.identity import Identity
 from ..base.numbers import as_count
 from ..base.pytree import pytree_dataclass, set_fields, static_field
 from ..device.explicit_axes import gathered
+from .data_blocks import DataBlocks
 from .lane_permutation import permute_lanes
 from .ordering import Order
 from .permutation import inverse, permute, round_constants
@@ -30,6 +32,10 @@ class BlockShuffle(Order):
     places of each other. Every epoch has a new order. It needs O(1) memory, and computes any
     position directly.
 
+    Without a size, the blocks are those in which the data lies: the row groups of Parquet files,
+    the chunks of HDF5 or Zarr. They may have different lengths. An epoch reads each of them once.
+    A compiled call then has a table of all blocks, for each epoch that it touches.
+
     >>> import cereal
     >>> source = cereal.RangeSource(12, ordering=cereal.BlockShuffle(3))
     >>> loader = cereal.DataLoader([source, cereal.BatchTransform(3)])
@@ -40,19 +46,33 @@ class BlockShuffle(Order):
     random = True
     plain = True
 
-    block_size: int = static_field()
+    block_size: int = static_field()  # 0: the blocks of the data
     together: int = static_field(default=1)
 
-    def __init__(self, block_size: int, *, together: int = 1) -> None:
+    def __init__(self, block_size: int | None = None, *, together: int = 1) -> None:
         set_fields(
             self,
-            block_size=_count(block_size, "block_size"),
+            block_size=0 if block_size is None else _count(block_size, "block_size"),
             together=_count(together, "together"),
         )
+
+    def in_blocks(self, lengths: Any, owner: str) -> Order:
+        return self if self.block_size else DataBlocks(lengths, self.together, owner)
+
+    def over(self, n: int, owner: str) -> Order:
+        del n
+        if not self.block_size:
+            raise PipelineError(
+                f"{owner}: `BlockShuffle()` takes the blocks in which the data lies, and this data "
+                f"does not lie in blocks; give it a size, `ordering=BlockShuffle(1024)`."
+            )
+        return self
 
     @property
     def identity(self) -> Identity:
         together = f", together={self.together}" if self.together > 1 else ""
+        if not self.block_size:
+            return ("BlockShuffle({})", together.removeprefix(", "))
         return ("BlockShuffle({}{})", self.block_size, together)
 
     def index(self, key: Any, epochs: Any, column: Any, position: Any, n: int) -> Any:

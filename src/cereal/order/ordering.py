@@ -19,6 +19,7 @@ from ..base.identity import TRACED, Identity, in_words
 from ..base.pytree import pytree_dataclass, static_field
 from ..device.explicit_axes import gathered
 from ..device.transfer import sent
+from ..reading.bridges.recognise import recognised
 from .permutation import MAX_TRACED, permute, round_constants
 
 
@@ -49,6 +50,11 @@ class Order(ABC):
     """Whether it can be computed for more than 2^31 - 1 elements, on the host."""
     samples: bool = False
     """Whether an epoch may have an element several times, or not at all."""
+
+    def in_blocks(self, lengths: Any, owner: str) -> Order:
+        """This order for data that lies in blocks of these lengths."""
+        del lengths, owner
+        return self
 
     def over(self, n: int, owner: str) -> Order:
         """This order for data of n elements, or an error that names the `owner`."""
@@ -145,14 +151,16 @@ class Listed(Order):
 _NAMED: dict[str, type[Order]] = {"sequential": Sequential, "shuffle": Shuffle}
 
 
-def as_order(ordering: Any, n: int, owner: str) -> Order:
-    """Reads the `ordering=` argument of a source over n elements."""
+def as_order(ordering: Any, n: int, owner: str, blocks: Any = None) -> Order:
+    """Reads the `ordering=` argument of a source over n elements, in `blocks` of these lengths."""
     if isinstance(ordering, Order):
-        return ordering.over(n, owner)
+        order = ordering if blocks is None else ordering.in_blocks(blocks, owner)
+        return order.over(n, owner)
     if isinstance(ordering, str) and ordering in _NAMED:
         return _NAMED[ordering]()
     _refuse_key(ordering, owner)
     if not isinstance(ordering, jax.Array | np.ndarray | list | tuple | range):
+        recognised(ordering, f"{owner}: `ordering`")  # a sampler of torch: says what to write
         raise PipelineError(
             f'{owner}: `ordering` must be "sequential", "shuffle", an array of indices or an order '
             f"such as BlockShuffle(1024), got {_describe(ordering)}."

@@ -47,12 +47,26 @@ def as_array(leaf: Any) -> np.ndarray | None:
     try:
         array = np.asarray(leaf)
     except (ValueError, TypeError, RuntimeError):  # ragged lists; bfloat16 tensors; gradients
-        return None
+        array = array_of_tensor(leaf)
+        if array is None:
+            return None
     if isinstance(leaf, float):
         check_number(leaf)
     elif type(leaf) is list:
         check_fits(array)
     return array if is_numeric(array.dtype) else None
+
+
+def array_of_tensor(leaf: Any) -> np.ndarray | None:
+    """The values of a torch tensor that has gradients or a type that NumPy does not have.
+
+    Refuses a tensor on another device, and says what to write; None for all that is no tensor.
+    """
+    if "torch" not in {cls.__module__.partition(".")[0] for cls in type(leaf).__mro__}:
+        return None
+    from .bridges.tensors import as_numpy, is_tensor
+
+    return as_numpy(leaf) if is_tensor(leaf) else None
 
 
 def is_numbers(value: Any) -> bool:

@@ -18,9 +18,15 @@ from ..pipeline.traits import Traits
 from ..reading.bridges.grain import Epochs, epochs_of
 from ..reading.bridges.recognise import recognised
 from ..reading.readers.by_element import DatasetReader
-from ..reading.tables.table import Stream
+from ..reading.tables.table import Stream, Table
 from .array import ArraySampleSource
-from .array_trees import array_leaves, is_frame, leaves_of_tree, refuse_no_data
+from .array_trees import (
+    array_leaves,
+    is_frame,
+    leaves_of_tree,
+    refuse_no_data,
+    without_tensors,
+)
 from .by_element import ByElement, ElementData
 from .files.memmap import MemmapSource
 from .index_key import check_index_key
@@ -73,9 +79,12 @@ class DatasetSource(ByElement[Any]):
                 f"{_OWNER}: a {type(dataset).__name__} can only be iterated, in its own order; put "
                 f"it first in the loader's list as it is, or write `IterableSource(lambda: ...)`."
             )
+        if not isinstance(table, Table | None):
+            dataset, table = table, None
         n = _length(dataset) if table is None else len(table)
         check_length(n, "the dataset", _OWNER)
-        order, epochs = as_order(ordering, n, _OWNER), epochs_of(dataset)
+        blocks = None if table is None else table.blocks
+        order, epochs = as_order(ordering, n, _OWNER, blocks), epochs_of(dataset)
         stride = n if epochs != "same" else 0
         data = _Dataset(dataset, stride) if table is None else TableData(table, table.decode)
         set_fields(self, data=data, n=n, ordering=order, epochs=epochs, _quick=data.quick)
@@ -85,6 +94,8 @@ class DatasetSource(ByElement[Any]):
             spec = spec_of_table(table)
         check_index_key(spec.tree, index_key, _OWNER)
         set_fields(self, spec=with_index_key(spec, index_key), index_key=index_key)
+        if index_key is not None:
+            data.sample = None  # the next one has the index
 
     @property
     def by_epoch(self) -> bool:  # type: ignore[override]
@@ -186,6 +197,7 @@ def as_source(value: Any) -> Any:
         return None
     if isinstance(value, InMemoryDataset):
         return ArraySampleSource(value.as_array_dict(), ordering="sequential")
+    value = without_tensors(value, "stage 0", "data")
     # A list holds elements, and may be long: its items are not looked at.
     named = [] if isinstance(value, list) else leaves_of_tree(value, "stage 0", "data")
     leaves = [leaf for _, leaf in named]

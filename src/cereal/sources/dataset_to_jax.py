@@ -11,15 +11,19 @@ import numpy as np
 from ..base.errors import PipelineError, first_line
 from ..base.fitting import check_fits
 from ..device.storage import as_device, native
-from ..reading.leaves import is_leaf
-from .array_trees import array_leaves, leaves_of_tree, refuse_no_data
+from ..reading.bridges.recognise import recognised
+from ..reading.leaves import NO_ARRAY, OBJECT, is_leaf
+from ..reading.tables.table import Table, TableReader
+from .array_trees import array_leaves, leaves_of_tree, refuse_no_data, without_tensors
+from .length import check_length
 
 
 def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
     """Loads a whole dataset into JAX arrays, committed to a device.
 
-    `dataset` is a tree of arrays (a dict, a tuple, ...), an object with `as_array_dict()`, or
-    anything with a length and elements by index (a list, for example): its elements are stacked.
+    `dataset` is a tree of arrays (a dict, a tuple, ...), an object with `as_array_dict()`, a frame
+    or table (pandas, Polars, Arrow), which becomes a dict of its columns, or anything with a length
+    and elements by index (a list, for example): its elements are stacked.
     `storage_device=None` is the default device. On a machine with a GPU, `"cpu"` keeps the data in
     the memory of the host, and only batches go to the GPU.
 
@@ -30,8 +34,12 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
     """
     owner = "dataset_to_jax"
     device = as_device(storage_device, owner)
+    table = None if isinstance(dataset, type) else recognised(dataset, owner)
+    made = _arrays_of_table(table, owner) if isinstance(table, Table) else None
+    if made is not None:
+        return jax.tree.map(lambda x: jax.device_put(x, device), made)
     refuse_no_data(dataset, owner, "dataset")
-    arrays = _arrays_of(dataset, owner)
+    arrays = _arrays_of(without_tensors(dataset, owner, "dataset"), owner)
     for name, leaf in array_leaves(arrays, owner, "dataset"):
         if isinstance(leaf, np.ndarray | np.generic):
             check_fits(leaf, f"{owner}: {name}")
@@ -44,6 +52,31 @@ def _own(array: Any) -> Any:
     The copy is made on the host, not on the default device.
     """
     return array if isinstance(array, jax.Array) else np.array(native(array), copy=True)
+
+
+def _arrays_of_table(table: Table, owner: str) -> Any:
+    """All rows of a table, as fresh arrays; an error if a column has none.
+
+    None if only its elements, one by one, will say what is wrong.
+    """
+    check_length(len(table), "`dataset`", owner)
+    reader = TableReader(owner, table)
+    leaves, form = reader.all_rows(), reader.form
+    if leaves is not None:
+        return form.structure.unflatten(leaves)
+    for at, column in enumerate(reader.take(np.arange(len(table)))):
+        name = form.name(at).replace("element", "dataset")
+        if not isinstance(column, np.ndarray):
+            words = (form.leaves[at].dtype.metadata or {}).get("words", "")
+            if words or form.leaves[at].dtype == OBJECT:
+                raise PipelineError(f"{owner}: {name}{(words or NO_ARRAY).rstrip('.')}.")
+            missing = next((row for row, value in enumerate(column) if value is None), None)
+            if missing is not None:
+                raise PipelineError(
+                    f"{owner}: {name} has no value in row {missing}; replace what is missing first."
+                )
+            check_fits(np.asarray(column), f"{owner}: {name}")
+    return None
 
 
 def _elements_of(dataset: Any) -> list[Any]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
+from ..base.errors import OptionWarning
 from ..base.fitting import canonical
 from ..base.pytree import pytree_dataclass, set_fields, static_field
 from ..base.spec import Spec
 from ..functions.function import function_name
 from ..host.element_spec import spec_of_element
+from ..order.block_shuffle import BlockShuffle
+from ..order.data_blocks import DataBlocks
 from ..order.ordering import Order, Sequential, as_order
 from ..pipeline.traits import Traits
 from ..reading.readers.reader import ChainReader, Reader
 from ..reading.stages import MapStage
+from ..reading.tables.pieces import PiecedTable
 from ..reading.tables.table import Table, TableReader
 from .by_element import ByElement, ElementData
 from .index_key import check_index_key
@@ -41,7 +46,9 @@ class TableSource(ByElement[Any]):
         owner = type(self).__name__
         check_length(len(table), table.name or "it", owner)
         decode = table.decode if decode is None else decode
-        order, data = as_order(ordering, len(table), owner), TableData(table, decode)
+        order = as_order(ordering, len(table), owner, table.blocks)
+        keep_pieces(table, order, owner)
+        data = TableData(table, decode)
         set_fields(self, data=data, n=len(table), index_key=None, ordering=order)
         if decode is None:
             spec = spec_of_table(table)
@@ -68,6 +75,49 @@ class TableSource(ByElement[Any]):
         carried = f", index_key={self.index_key!r}" if self.index_key else ""
         words = f"{table.name}, " if table.name else ""
         return f"{type(self).__name__}({words}ordering={self._order.name}{carried})"
+
+
+def keep_pieces(table: Table, order: Order, owner: str) -> None:
+    """Lets a table keep the pieces that this order reads at a time; warns if they are too large."""
+    if not isinstance(table, PiecedTable) or table.sizes is None:
+        return
+    most, whole = table.most_bytes, sum(table.sizes)
+    if isinstance(order, DataBlocks):
+        # While the last batches of some blocks are read, the first ones of the next are read ahead.
+        table.keep_at_least(min(2 * order.together, len(table.sizes)))
+        needed = sum(sorted(table.sizes)[-table.at_least :])
+        if needed > most:
+            warnings.warn(
+                f"{owner}: with ordering={order.name}, {table.at_least} {table.called} are kept, "
+                f"which take about {_in_words(needed)}, more than `cache_bytes` "
+                f"({_in_words(most)}); if that is too much, write the data with smaller "
+                f"{table.called}.",
+                OptionWarning,
+                stacklevel=4,
+            )
+    elif order.random and whole > most and not _stays_near(order, table):
+        warnings.warn(
+            f"{owner}: ordering={order.name} reads rows all over the data, which has about "
+            f"{_in_words(whole)}; only {_in_words(most)} of it are kept (`cache_bytes`), so its "
+            f"{table.called} will be read again and again. Write `ordering=BlockShuffle()`, which "
+            f"reads each once in an epoch, or write the data to fast files first: `convert(source, "
+            f"folder)`.",
+            OptionWarning,
+            stacklevel=4,
+        )
+
+
+def _stays_near(order: Order, table: PiecedTable) -> bool:
+    """Whether this is a `BlockShuffle(size)` whose open blocks cover pieces that are all kept."""
+    if not isinstance(order, BlockShuffle) or table.sizes is None:
+        return False
+    longest, largest = max(table.lengths), max(table.sizes)
+    pieces = 2 * order.together * (order.block_size // longest + 2)
+    return order.block_size >= longest and pieces * largest <= table.most_bytes
+
+
+def _in_words(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 5e7 else f"{size / 1e6:.1f} MB"
 
 
 def spec_of_table(table: Table) -> Spec:

@@ -12,21 +12,24 @@ from ...base.errors import PipelineError
 from ..tables.table import Stream, Table
 
 # By the first part of the name of a class's module: the file here that knows its objects. It has
-# a function `recognise(value, owner)`, which gives a `Table`, a `Stream`, or None.
+# a function `recognise(value, owner)`, which gives a `Table`, a `Stream`, another dataset to be
+# read in its place (with `__len__` and `__getitem__`), or None.
 _FILES = {
     "array_record": "grain",
+    "datasets": "huggingface",
     "grain": "grain",
+    "pandas": "pandas",
+    "polars": "polars",
     "pyarrow": "arrow",
     "tensorflow": "tensorflow",
     "tensorflow_datasets": "tfds",
+    "torch": "torch",
 }
-
-
 # The names of their classes of datasets: a dict of such objects is a dict of splits.
 _DATASETS = {"BaseDataSource", "DatasetV2", "MapDataset", "IterDataset", "_IterableDataset"}
 
 
-def recognised(value: Any, owner: str) -> Table | Stream | None:
+def recognised(value: Any, owner: str) -> Table | Stream | Any:
     """How to read this object; None if it is of no library that cereal knows."""
     if type(value) in (dict, list, tuple):
         _refuse_splits(value, owner)

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import DatasetError, PipelineError, in_one_line
+from ..images.names import ENCODED, SUFFIXES
 from ..leaves import ArrayForm
 from ..tables.kept_index import Index
 from ..tables.random_access import RandomAccess
 from ..tables.table import Table, objects
 from ..tables.watched import WatchedFile
-from .tar_index import tar_index, word_at, words
+from .tar_index import tar_index, texts
 
 KEY = "__key__"
 Columns = dict[str, tuple[str, ...]]
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 _TEXTS = ("txt", "text", "transcript")
-_IMAGES = ("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "tif", "tiff", "gif")
 
 
 def _text(data: bytes) -> str:
@@ -92,50 +92,52 @@ class TarTable(Table):
         if decoder is int:
             return ArrayForm((), np.dtype(np.int64))
         if decoder is _array and len(self):
-            first = self._column(name, np.zeros(1, np.int64))[0]
+            first = self._read(np.zeros(1, np.int64), (name,))[name][0]
             return ArrayForm(first.shape, first.dtype)
-        if extension in _IMAGES:
-            return objects("encoded images; add `DecodeImageTransform(size=(224, 224))`")
+        if extension in SUFFIXES:
+            return objects(ENCODED)
         return objects({None: "bytes", _text: "str"}.get(decoder, f"what is in the {extension}"))
 
     def take(self, indices: np.ndarray) -> list[Any]:
         self._open.check(np.unique(self._tar_of(indices)).tolist())
-        return [self._column(name, indices) for name in self._names]
+        columns = self._read(indices, tuple(self._columns))
+        if KEY in self._names:
+            columns[KEY] = [self.key(index) for index in indices.tolist()]
+        return [columns[name] for name in self._names]
 
     def _tar_of(self, indices: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._ends, indices, side="right")
 
-    def _column(self, name: str, indices: np.ndarray) -> Any:
-        if name == KEY:
-            return [self.key(index) for index in indices.tolist()]
-        values: list[Any] = [None] * len(indices)
-        at, read, decode = list(self._columns).index(name), self._open.read, self._decoders[name]
-        lanes = np.argsort(indices)  # from front to back, for disks that turn
-        sorted_ = indices[lanes]
-        places = zip(
+    def _read(self, indices: np.ndarray, names: tuple[str, ...]) -> dict[str, Any]:
+        """These columns of some samples, read from front to back, for disks that turn."""
+        lanes = np.argsort(indices)
+        rows, at = indices[lanes], [list(self._columns).index(name) for name in names]
+        columns: list[list[Any]] = [[None] * len(indices) for _ in names]
+        how = list(zip(columns, (self._decoders[name] for name in names), names, strict=True))
+        read = self._open.read
+        for lane, index, tar, begins, sizes in zip(
             lanes.tolist(),
-            self._tar_of(sorted_).tolist(),
-            self._begins[sorted_, at].tolist(),
-            self._sizes[sorted_, at].tolist(),
+            rows.tolist(),
+            self._tar_of(rows).tolist(),
+            self._begins[rows[:, None], at].tolist(),
+            self._sizes[rows[:, None], at].tolist(),
             strict=True,
-        )
-        for lane, tar, begin, size in places:
-            data = read(tar, begin, size)
-            if len(data) < size:
-                raise self._ends_early(int(indices[lane]), name)
-            values[lane] = data if decode is None else self._decoded(data, indices[lane], name)
-        if decode is int:
-            return np.array(values, np.int64)
-        return _stacked(values) if decode is _array else values
+        ):
+            for (column, decode, name), begin, size in zip(how, begins, sizes, strict=True):
+                data = read(tar, begin, size)
+                if len(data) < size:
+                    raise self._ends_early(index, name)
+                column[lane] = data if decode is None else self._decoded(data, index, name)
+        return {name: _stacked(column, decode) for column, decode, name in how}
 
-    def _decoded(self, data: bytes, index: Any, name: str) -> Any:
+    def _decoded(self, data: bytes, index: int, name: str) -> Any:
         decode = self._decoders[name]
         assert decode is not None
         try:
             return decode(data)
         except (ValueError, EOFError, OSError) as error:  # and JSON's, and Unicode's
             raise DatasetError(
-                f"{self._owner}: {self._where(int(index), name)} cannot be decoded "
+                f"{self._owner}: {self._where(index, name)} cannot be decoded "
                 f"({in_one_line(error)}): it has {len(data)} bytes, {data[:20]!r}...; mend it, or "
                 f"pass `decode=None`, which leaves bytes, or a function of your own."
             ) from error
@@ -149,7 +151,7 @@ class TarTable(Table):
     def key(self, index: int) -> str:
         """The key of a sample."""
         tar = int(self._tar_of(np.array(index)))
-        return word_at(*self._keys[tar], index - (int(self._ends[tar - 1]) if tar else 0))
+        return self._keys[tar][index - (int(self._ends[tar - 1]) if tar else 0)]
 
     def _where(self, index: int, name: str) -> str:
         tar = self._files[int(self._tar_of(np.array(index)))]
@@ -166,8 +168,7 @@ class _Tar:
     def __init__(self, file: WatchedFile, index: Index) -> None:
         self.file, self._begins, self._sizes = file, index["begins"], index["sizes"]
         self.n, self.ignored = len(self._begins), int(index["ignored"][0])
-        self.keys = index["keys"], index["keys_ends"]
-        self.extensions = words(index, "extensions")
+        self.keys, self.extensions = texts(index, "keys"), list(texts(index, "extensions"))
 
     def places(self, columns: Sequence[tuple[str, ...]]) -> tuple[np.ndarray, np.ndarray]:
         """Where the columns begin in each sample, and their sizes; -1: there is none."""
@@ -185,7 +186,7 @@ class _Tar:
         """A sample and what it has, for errors."""
         sizes = self._sizes[row].tolist()
         has = [name for name, size in zip(self.extensions, sizes, strict=True) if size >= 0]
-        return f"{word_at(*self.keys, row)!r} in {self.file.name} has {', '.join(has)}"
+        return f"{self.keys[row]!r} in {self.file.name} has {', '.join(has)}"
 
 
 def _check_columns(columns: Columns, found: list[str], tars: list[_Tar], owner: str) -> None:
@@ -226,8 +227,10 @@ def _refuse_gaps(tars: list[_Tar], places: list[Any], columns: Columns, owner: s
             )
 
 
-def _stacked(values: list[Any]) -> Any:
-    """One array, if all have one shape and dtype."""
-    if len({(value.shape, value.dtype) for value in values}) == 1:
+def _stacked(values: list[Any], decode: Any) -> Any:
+    """A column: one array, if these are numbers, or arrays of one shape and dtype."""
+    if decode is int:
+        return np.array(values, np.int64)
+    if decode is _array and len({(value.shape, value.dtype) for value in values}) == 1:
         return np.stack(values)
     return values

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import tarfile
+from array import array
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from ...base.errors import DatasetError, PipelineError
 from ..tables.kept_index import Index, kept_index
 from ..tables.watched import WatchedFile
+from ..tables.words import Words
 
 KIND = "tar 1"  # the form of the index
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
@@ -50,22 +52,9 @@ def tar_index(file: WatchedFile, owner: str) -> Index:
     return index
 
 
-def words(index: Index, name: str) -> list[str]:
-    """The texts that an index holds under a name, as bytes and ends."""
-    ends = index[f"{name}_ends"]
-    return [word_at(index[name], ends, at) for at in range(len(ends))]
-
-
-def word_at(letters: np.ndarray, ends: np.ndarray, at: int) -> str:
-    """One of them."""
-    begin = int(ends[at - 1]) if at else 0
-    return letters[begin : int(ends[at])].tobytes().decode("utf-8", "surrogateescape")
-
-
-def _as_words(name: str, texts: list[str]) -> Index:
-    encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
-    ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
-    return {name: np.frombuffer(b"".join(encoded), np.uint8), f"{name}_ends": ends}
+def texts(index: Index, name: str) -> Words:
+    """The texts that an index holds under a name."""
+    return Words(index[name], index[f"{name}_ends"])
 
 
 class _Members:
@@ -73,8 +62,9 @@ class _Members:
 
     def __init__(self, file: WatchedFile, owner: str) -> None:
         self._file, self._where = file, f"{owner}: {file.path!r}"
-        self._rows: dict[str, dict[str, tuple[int, int]]] = {}
-        self._extensions: dict[str, None] = {}  # in the order in which they come
+        self._rows: dict[str, int] = {}  # the samples, and the extensions, in their order
+        self._extensions: dict[str, int] = {}
+        self._members = array("q")  # row, extension, begin, size; row, ...
         self._ignored = 0
 
     def index(self) -> Index:
@@ -82,24 +72,37 @@ class _Members:
             self._refuse_packed(opened.read(8))
             opened.seek(0)
             self._read(opened)
-        names = list(self._extensions)
+        names, n = list(self._extensions), len(self._rows)
         if len(names) > _MOST_EXTENSIONS:
             raise PipelineError(
                 f"{self._where}: its members have {len(names)} different extensions, such as "
                 f"{names[0]!r} and {names[-1]!r}: everything after the first dot of a name is one. "
                 f"Write the tar again, without dots in the names of samples."
             )
-        none = (0, -1)
-        places = np.array(
-            [[row.get(name, none) for name in names] for row in self._rows.values()], np.int64
-        ).reshape(len(self._rows), len(names), 2)
+        members = np.array(self._members, np.int64).reshape(-1, 4)
+        rows, columns, begins, sizes = members.T
+        self._refuse_twins(rows * max(1, len(names)) + columns)
+        found = np.zeros((n, len(names)), np.int64), np.full((n, len(names)), -1, np.int64)
+        found[0][rows, columns], found[1][rows, columns] = begins, sizes
+        keys, extensions = Words.of(self._rows), Words.of(names)
         return {
-            **_as_words("keys", list(self._rows)),
-            **_as_words("extensions", names),
-            "begins": np.ascontiguousarray(places[:, :, 0]),
-            "sizes": np.ascontiguousarray(places[:, :, 1]),
+            "keys": keys.letters,
+            "keys_ends": keys.ends,
+            "extensions": extensions.letters,
+            "extensions_ends": extensions.ends,
+            "begins": found[0],
+            "sizes": found[1],
             "ignored": np.array([self._ignored]),
         }
+
+    def _refuse_twins(self, places: np.ndarray) -> None:
+        found, times = np.unique(places, return_counts=True)
+        if (times > 1).any():
+            row, column = divmod(int(found[np.argmax(times > 1)]), len(self._extensions))
+            raise PipelineError(
+                f"{self._where}: the sample {list(self._rows)[row]!r} has two members "
+                f"{list(self._extensions)[column]!r}; give each sample a name of its own."
+            )
 
     def _refuse_packed(self, begin: bytes) -> None:
         for magic, command in _PACKED.items():
@@ -170,11 +173,6 @@ class _Members:
             self._ignored += 1
             return
         key, extension = found[1], found[2].lower()
-        row = self._rows.setdefault(key, {})
-        if extension in row:
-            raise PipelineError(
-                f"{self._where}: the sample {key!r} has two members {extension!r} (the second at "
-                f"byte {member.offset:,}); give each sample a name of its own."
-            )
-        self._extensions.setdefault(extension)
-        row[extension] = member.offset_data, member.size
+        row = self._rows.setdefault(key, len(self._rows))
+        column = self._extensions.setdefault(extension, len(self._extensions))
+        self._members.extend((row, column, member.offset_data, member.size))

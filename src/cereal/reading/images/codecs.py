@@ -137,7 +137,7 @@ def open_jpeg(data: bytes, mode: Mode) -> JpegPicture | None:
     """For simplejpeg; None if Pillow has to look at it."""
     if data[:3] != _JPEG:
         return None
-    codec = needs("simplejpeg", "images", "DecodeImageTransform")
+    codec = needs("simplejpeg", "jpeg", "DecodeImageTransform")
     try:
         header = codec.decode_jpeg_header(data)
     except ValueError:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ...base.errors import PipelineError
 from ..leaves import ArrayForm
 from ..readers.arrays import take_rows
 
@@ -29,10 +30,16 @@ class Numbers:
     def form(self) -> ArrayForm:
         return ArrayForm(self.values.shape[1:], self.values.dtype)
 
+    def __len__(self) -> int:
+        return len(self.values)
+
     def take(self, rows: np.ndarray) -> Any:
         if self.missing is not None and (gone := self.missing[rows]).any():
             return with_gaps(self.values[rows], gone)  # any number may stand in a gap
-        return take_rows(self.values, rows, self.name)
+        try:
+            return take_rows(self.values, rows, self.name)
+        except PipelineError:  # a number does not fit JAX's dtype: host stages may change it
+            return list(self.values[rows])
 
 
 def with_gaps(values: Iterable[Any], gone: np.ndarray) -> list[Any]:
@@ -60,6 +67,9 @@ class Ragged:
         if least == largest:
             return ArrayForm((least, *self.values.shape[1:]), self.values.dtype)
         return ragged_form(f"{least} to {largest}", largest)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
 
     def take(self, rows: np.ndarray) -> Any:
         begins, ends = self.offsets[rows], self.offsets[rows + 1]

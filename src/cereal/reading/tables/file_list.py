@@ -18,6 +18,7 @@ from ...base.errors import PipelineError
 from ...base.paths import as_path
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
+_REMOTE = re.compile(r"\w+://|pipe:")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
@@ -40,6 +41,11 @@ def listed_files(paths: Any, owner: str, name: str = "paths", like: str = "*") -
 
 def _one(value: Any, owner: str, name: str, like: str) -> list[str]:
     path = str(as_path(value, name, owner))
+    if _REMOTE.match(str(value)):
+        raise PipelineError(
+            f"{owner}: `{name}` names {str(value)!r:.80}, which is no file; cereal reads files: "
+            f"copy them to a disk first, or mount them."
+        )
     if os.path.isdir(path):
         raise PipelineError(
             f"{owner}: `{name}` names the folder {path!r}, not files; write "

@@ -27,7 +27,7 @@ from .watched import WatchedFile
 Index = dict[str, np.ndarray]
 _OF = "of"  # the entry that says which file it was made of, and how
 log = logging.getLogger("cereal")
-_BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+_BROKEN = (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile)
 
 
 def kept_index(file: WatchedFile, kind: str, make: Callable[[], Index]) -> Index:

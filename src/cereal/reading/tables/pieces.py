@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..read_context import read_context
+from .scattered import Scattered
 from .table import Table
 
 
@@ -27,9 +28,17 @@ class PiecedTable(Table):
 
     lengths: Sequence[int]
     """The number of rows of each piece."""
+    sizes: Sequence[int] | None = None
+    """About how many bytes each piece takes when it is read, if that is known beforehand."""
     most_bytes: int = 1 << 30
     """How many bytes of pieces are kept."""
-    _reopened = ("_kept",)
+    at_least: int = 1
+    """How many pieces are kept, however large they are."""
+    called: str = "pieces"
+    """What its pieces are called in messages: row groups, chunks."""
+    stays: bool = False
+    """Whether all pieces stay in memory (mapped files do), so that rows can be gathered there."""
+    _reopened = ("_kept", "_places")
 
     @abstractmethod
     def load(self, number: int) -> tuple[Sequence[Any], int]:
@@ -37,15 +46,34 @@ class PiecedTable(Table):
 
     @cached_property
     def _kept(self) -> Kept:
-        return Kept(self.load, self.most_bytes)
+        return Kept(self.load, self.most_bytes, self.at_least)
+
+    def keep_at_least(self, count: int) -> None:
+        """Lets it keep so many pieces, however large they are: those that an order reads at a time.
+
+        Call it before the table is read.
+        """
+        self.at_least = self._kept.at_least = count
+
+    @cached_property
+    def blocks(self) -> np.ndarray | None:  # type: ignore[override]
+        return np.asarray(self.lengths, np.int64)
 
     def piece(self, number: int) -> Sequence[Any]:
         """The parts of a piece."""
         return self._kept.get(number)
 
     @cached_property
+    def _places(self) -> dict[int, Scattered]:
+        return {}
+
+    @cached_property
     def _ends(self) -> np.ndarray:
         return np.cumsum(np.asarray(self.lengths, np.int64))
+
+    @cached_property
+    def _begins(self) -> np.ndarray:
+        return self._ends - np.asarray(self.lengths, np.int64)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self.lengths) else 0
@@ -57,17 +85,40 @@ class PiecedTable(Table):
         owner = np.searchsorted(self._ends, indices, side="right")
         first = int(owner[0]) if len(owner) else 0
         if (owner == first).all():
-            local = indices - (self._ends[first] - self.lengths[first])
+            local = indices - self._begins[first]
             return [part.take(local) for part in self.piece(first)]
+        return self._take_from(owner, indices - self._begins[owner])
+
+    def _take_from(self, owner: np.ndarray, rows: np.ndarray) -> list[Any]:
+        """Rows of several pieces, `owner`."""
+        leaves = range(len(self.piece(int(owner[0]))))
+        if not self.stays:
+            return self._piece_by_piece(owner, rows, list(leaves))
+        part = lambda number, leaf: self.piece(number)[leaf]  # noqa: E731
+        found = [
+            self._scattered(leaf).take(lambda number, leaf=leaf: part(number, leaf), owner, rows)
+            for leaf in leaves
+        ]
+        rest = [leaf for leaf in leaves if found[leaf] is None]
+        for leaf, column in zip(rest, self._piece_by_piece(owner, rows, rest), strict=True):
+            found[leaf] = column
+        return found
+
+    def _scattered(self, leaf: int) -> Scattered:
+        if leaf not in self._places:
+            self._places.setdefault(leaf, Scattered(len(self.lengths)))
+        return self._places[leaf]
+
+    def _piece_by_piece(
+        self, owner: np.ndarray, rows: np.ndarray, leaves: Sequence[int]
+    ) -> list[Any]:
         found = []
-        for number in np.unique(owner).tolist():
-            lanes = np.flatnonzero(owner == number)
-            local = indices[lanes] - (self._ends[number] - self.lengths[number])
-            found.append((lanes, [part.take(local) for part in self.piece(number)]))
-        n = len(indices)
+        for number in np.unique(owner).tolist() if leaves else ():
+            lanes, parts = np.flatnonzero(owner == number), self.piece(number)
+            found.append((lanes, [parts[leaf].take(rows[lanes]) for leaf in leaves]))
         return [
-            joined(n, [(lanes, columns[leaf]) for lanes, columns in found])
-            for leaf in range(len(found[0][1]))
+            joined(len(rows), [(lanes, columns[at]) for lanes, columns in found])
+            for at in range(len(leaves))
         ]
 
 
@@ -95,11 +146,13 @@ def joined(n: int, found: list[tuple[np.ndarray, Any]]) -> Any:
 class Kept:
     """The pieces that were used last, up to a number of bytes; each is read by one thread only.
 
-    The piece that is asked for is always kept, however large it is.
+    The `at_least` pieces that were used last are always kept, however large they are.
     """
 
-    def __init__(self, load: Callable[[int], tuple[Any, int]], most_bytes: int) -> None:
-        self._load, self._most = load, most_bytes
+    def __init__(
+        self, load: Callable[[int], tuple[Any, int]], most_bytes: int, at_least: int = 1
+    ) -> None:
+        self._load, self._most, self.at_least = load, most_bytes, at_least
         self._lock = threading.Lock()
         self._there: OrderedDict[int, tuple[Any, int]] = OrderedDict()
         self._coming: dict[int, threading.Lock] = {}
@@ -134,6 +187,6 @@ class Kept:
         self.loads += 1
         self._there[number] = found
         self._bytes += found[1]
-        while self._bytes > self._most and len(self._there) > 1:
+        while self._bytes > self._most and len(self._there) > self.at_least:
             _, (_, size) = self._there.popitem(last=False)
             self._bytes -= size

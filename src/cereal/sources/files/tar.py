@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...base.errors import PipelineError
+from ...base.numbers import as_count
 from ...base.pytree import pytree_dataclass
 from ...reading.formats.tar import KEY, Columns, TarTable
 from ...reading.tables.file_list import listed_files
@@ -42,7 +43,8 @@ class TarSource(TableSource):
         index_key: The name under which the index of each element is added. Default: it is not.
 
     Tars must not be compressed. Links, devices and paths that lead outside are refused. Members
-    without an extension are ignored, and counted in the drawing.
+    without an extension are ignored, and counted in the drawing. If an element fails, the error
+    names its index, and `source.key(index)` is the key of its sample.
     """
 
     def __init__(
@@ -62,6 +64,10 @@ class TarSource(TableSource):
         files = listed_files(paths, _OWNER, like="*.tar")
         table = TarTable(files, _as_columns(columns), _is_auto(decode), _OWNER)
         self._open(table, ordering, index_key, decode if callable(decode) else None)
+
+    def key(self, index: int) -> str:
+        """The key of the sample at an index: "n01/7"."""
+        return self.data.table.key(as_count(index, "index", _OWNER, 0, self.n - 1))
 
 
 def _is_auto(decode: Any) -> bool:

@@ -28,6 +28,7 @@ class DecodeImageTransform(HostStage):
 
         crop=None       the whole image, resized to `size`; its sides may change their ratio
         crop="center"   the largest part in the middle that has the ratio of `size`, resized
+                        (Pillow's `ImageOps.fit`)
         crop="random"   a random part (8 to 100 % of the area, sides from 3:4 to 4:3), resized;
                         another one in every epoch, as other random stages have it
 
@@ -53,7 +54,8 @@ class DecodeImageTransform(HostStage):
             becomes three equal channels, and transparency is left out.
         upright: Whether to turn a photo as its EXIF says. False (default) leaves the pixels as they
             are stored, as Pillow and torchvision do.
-        codec: What decodes JPEG: "simplejpeg" or "pillow". Default: simplejpeg, if it is installed.
+        codec: What decodes JPEG: "simplejpeg" or "pillow". Default: simplejpeg, if it is installed
+            (`pip install 'cereal-jax[jpeg]'`).
 
     A JPEG that is much larger than `size` is decoded at 1/2, 1/4 or 1/8 of its size, never below
     what `size` needs, and then resized (bilinear, over all pixels, as Pillow does it). This takes a
@@ -86,7 +88,7 @@ class DecodeImageTransform(HostStage):
         check_image_key(image_key, _OWNER)
         pillow()
         if codec == "simplejpeg":
-            needs("simplejpeg", "images", _OWNER)
+            needs("simplejpeg", "jpeg", _OWNER)
         used = codec or found_codec()
         made = ImageDecoder(checked, crop, mode, image_key, used, bool(upright), _OWNER)
         set_fields(self, fn=HostFunction(made), decoder=made)
