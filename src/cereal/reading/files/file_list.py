@@ -3,6 +3,7 @@
 "data/a.tar"                   one file
 "data/*.tar"                   all that match, sorted
 "data/part-{000..009}.tar"     ten files; "{train,extra}.tar" are two
+"data"                         all files below this folder with the right ending, sorted
 ["a.tar", Path("b.tar")]       a list of all of these
 """
 
@@ -12,64 +13,106 @@ import glob
 import itertools
 import os
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ...base.errors import PipelineError
 from ...base.paths import as_path
+from .watched import WatchedFile
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _REMOTE = re.compile(r"\w+://|pipe:")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
-def listed_files(paths: Any, owner: str, name: str = "paths", like: str = "*") -> list[str]:
-    """The files that `paths` names, at least one, each once. `like`: what such files are called."""
+def listed_files(paths: Any, owner: str, endings: Sequence[str]) -> list[str]:
+    """The files that `paths` names, at least one, each once.
+
+    A folder stands for all files below it that have one of these `endings`, sorted.
+    """
     many = list(paths) if isinstance(paths, list | tuple) else [paths]
     if not many:
-        raise PipelineError(f"{owner}: `{name}` is an empty list; name at least one file.")
-    found = [path for each in many for path in _one(each, owner, name, like)]
+        raise PipelineError(f"{owner}: `paths` is an empty list; name at least one file.")
+    found = [path for each in many for path in _one(each, owner, endings)]
     seen: set[str] = set()
     for path in found:
         if os.path.realpath(path) in seen:
             raise PipelineError(
-                f"{owner}: `{name}` names {path!r} twice; name each file once. (To see its "
-                f"elements more often, use MixSource or WeightedSampling.)"
+                f"{owner}: the file {path!r} is named twice; name each file once. (To read data "
+                f"several times in an epoch, write `RepeatSource(source, 2)`.)"
             )
         seen.add(os.path.realpath(path))
     return found
 
 
-def _one(value: Any, owner: str, name: str, like: str) -> list[str]:
-    path = str(as_path(value, name, owner))
+def watched_files(paths: Any, owner: str, endings: Sequence[str]) -> list[WatchedFile]:
+    """The same files, which must not change from now on."""
+    return [WatchedFile(path, owner) for path in listed_files(paths, owner, endings)]
+
+
+def name_of(files: Sequence[WatchedFile]) -> str:
+    """What these files are called in drawings."""
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"{files[0].name}{more}"
+
+
+def _one(value: Any, owner: str, endings: Sequence[str]) -> list[str]:
+    path = str(as_path(value, "paths", owner))
     if _REMOTE.match(str(value)):
         raise PipelineError(
-            f"{owner}: `{name}` names {str(value)!r:.80}, which is no file; cereal reads files: "
+            f"{owner}: `paths` names {str(value)!r:.80}, which is no file; cereal reads files: "
             f"copy them to a disk first, or mount them."
         )
     if os.path.isdir(path):
-        raise PipelineError(
-            f"{owner}: `{name}` names the folder {path!r}, not files; write "
-            f"{os.path.join(path, like)!r}."
-        )
+        return _inside(Path(path), owner, endings)
     if os.path.exists(path):
         return [path]
-    parts = expanded(path)
-    found = [_matching(part, owner, name) for part in parts]
-    return [path for each in found for path in each]
+    return [each for part in expanded(path) for each in _matching(part, owner)]
 
 
-def _matching(pattern: str, owner: str, name: str) -> list[str]:
+def _inside(folder: Path, owner: str, endings: Sequence[str]) -> list[str]:
+    """The files of a folder; names with `_` or `.` in front do not count."""
+
+    def counts(path: Path) -> bool:
+        parts = path.relative_to(folder).parts
+        return not any(part.startswith(("_", ".")) for part in parts) and path.is_file()
+
+    inside = [each for each in sorted(folder.rglob("*")) if each.name.endswith(tuple(endings))]
+    found = [str(each) for each in inside if counts(each)]
+    if not found:
+        raise PipelineError(
+            f"{owner}: the folder {str(folder)!r} has no files that end in "
+            f"{' or '.join(endings)}; {_what_there_is(folder)}."
+        )
+    return found
+
+
+def _matching(pattern: str, owner: str) -> list[str]:
     if os.path.exists(pattern):
         return [pattern]
     if not glob.has_magic(pattern):
+        folder = Path(pattern).parent
         raise PipelineError(
-            f"{owner}: `{name}` names {pattern!r}, which does not exist; you are in "
-            f"{os.getcwd()!r}."
+            f"{owner}: the file {pattern!r} does not exist; {_what_there_is(folder)}."
         )
     found = sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
     if not found:
-        raise PipelineError(f"{owner}: no file matches {pattern!r}; you are in {os.getcwd()!r}.")
+        parents = Path(pattern).parents
+        folder = next(each for each in parents if not glob.has_magic(str(each)))
+        raise PipelineError(f"{owner}: no file matches {pattern!r}; {_what_there_is(folder)}.")
     return found
+
+
+def _what_there_is(folder: Path, most: int = 5) -> str:
+    folder = folder.absolute()
+    if not folder.is_dir():
+        return f"there is no folder {str(folder)!r}"
+    names = sorted(each.name for each in folder.iterdir())
+    if not names:
+        return f"the folder {str(folder)!r} is empty"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"in {str(folder)!r} there is {', '.join(map(repr, names[:most]))}{more}"
 
 
 def expanded(text: str) -> list[str]:

@@ -39,6 +39,6 @@ class ArrayRecordSource(TableSource):
         *,
         index_key: str | None = None,
     ) -> None:
-        files = listed_files(paths, _OWNER, like="*.array_record")
+        files = listed_files(paths, _OWNER, (".array_record", ".arrayrecord"))
         table = RecordTable(ArrayRecordFiles(files, _OWNER), decode, _OWNER)
         self._open(table, ordering, index_key)

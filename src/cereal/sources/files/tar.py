@@ -61,7 +61,7 @@ class TarSource(TableSource):
                 f'{_OWNER}: `decode` must be "auto", None, or a function from an element to an '
                 f"element, got {decode!r:.60}."
             )
-        files = listed_files(paths, _OWNER, like="*.tar")
+        files = listed_files(paths, _OWNER, (".tar",))
         table = TarTable(files, _as_columns(columns), _is_auto(decode), _OWNER)
         self._open(table, ordering, index_key, decode if callable(decode) else None)
 

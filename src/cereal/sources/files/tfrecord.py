@@ -57,6 +57,6 @@ class TFRecordSource(TableSource):
         *,
         index_key: str | None = None,
     ) -> None:
-        files = listed_files(paths, _OWNER, like="*.tfrecord")
+        files = listed_files(paths, _OWNER, (".tfrecord", ".tfrecords"))
         table = RecordTable(TFRecordFiles(files, _OWNER), decode, _OWNER)
         self._open(table, ordering, index_key)
