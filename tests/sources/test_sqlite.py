@@ -20,8 +20,8 @@ from cereal import (
     SQLiteSource,
     pad_collate,
 )
-from cereal.reading.formats import sqlite as sqlite_module
-from cereal.reading.formats import sqlite_columns
+from cereal.reading.formats.sqlite import columns as sqlite_columns
+from cereal.reading.formats.sqlite import tables as sqlite_module
 from cereal.testing import check_loader, check_resume, check_source
 
 

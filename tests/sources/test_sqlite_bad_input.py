@@ -19,7 +19,7 @@ from cereal import (
     PipelineError,
     SQLiteSource,
 )
-from cereal.reading.formats import sqlite_database
+from cereal.reading.formats.sqlite import database as sqlite_database
 
 
 @pytest.fixture

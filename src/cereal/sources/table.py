@@ -21,10 +21,10 @@ from ..order.data_blocks import DataBlocks
 from ..order.ordering import Order, Sequential, as_order
 from ..pipeline.host_source import HostIndexed
 from ..pipeline.traits import Traits
+from ..reading.formats.arrays.stored import StoredTable
 from ..reading.readers.reader import ChainReader, Reader
 from ..reading.stages import MapStage
 from ..reading.tables.pieces import PiecedTable
-from ..reading.tables.stored import StoredTable
 from ..reading.tables.table import Table, TableReader
 from .by_element import ElementData, reader_of, sample_of
 from .index_key import check_index_key

@@ -7,7 +7,7 @@ from typing import Any
 from ...base.numbers import as_count
 from ...base.paths import as_path
 from ...base.pytree import pytree_dataclass
-from ...reading.formats.hdf5 import HDF5Table
+from ...reading.formats.arrays.hdf5 import HDF5Table
 from ..table import TableSource
 
 _OWNER = "HDF5Source"

@@ -61,7 +61,7 @@ class SQLiteSource(TableSource):
         cache_bytes: int = 1 << 30,
     ) -> None:
         # Not every Python has sqlite3, and to import it takes a few milliseconds.
-        from ...reading.formats.sqlite import sqlite_table
+        from ...reading.formats.sqlite.tables import sqlite_table
 
         most = as_count(cache_bytes, "cache_bytes", _OWNER, least=0)
         place = as_path(path, "path", _OWNER)

@@ -7,7 +7,7 @@ from typing import Any
 from ...base.numbers import as_count
 from ...base.paths import as_path
 from ...base.pytree import pytree_dataclass
-from ...reading.formats.zarr import ZarrTable
+from ...reading.formats.arrays.zarr import ZarrTable
 from ..table import TableSource
 
 _OWNER = "ZarrSource"

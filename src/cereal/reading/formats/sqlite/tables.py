@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ...base.errors import PipelineError
-from ..readers.arrays import take_rows
-from ..tables.table import Table
-from .sqlite_columns import Column, WrongTypeError, columns_of, fix_of
-from .sqlite_database import Database, Parameters, plain_parameters, quoted
+from ....base.errors import PipelineError
+from ...readers.arrays import take_rows
+from ...tables.table import Table
+from .columns import Column, WrongTypeError, columns_of, fix_of
+from .database import Database, Parameters, plain_parameters, quoted
 
 _MOST_AT_ONCE = 512  # keys of one statement
 _COMPARED = 1000  # rows of which the order is read twice

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ...base.errors import PipelineError
-from ...base.extras import needs
-from ..files.watched import WatchedFile
-from ..tables.stored import StoredArray, StoredTable, Unreadable, stored_arrays, stored_in
+from ....base.errors import PipelineError
+from ....base.extras import needs
+from ...files.watched import WatchedFile
+from .stored import StoredArray, StoredTable, Unreadable, stored_arrays, stored_in
 
 _METADATA = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ...base.errors import PipelineError
-from ...base.extras import needs
-from ...base.fitting import is_numeric
-from ..files.watched import WatchedFile
-from ..tables.stored import StoredArray, StoredTable, Unreadable, stored_arrays, stored_in
+from ....base.errors import PipelineError
+from ....base.extras import needs
+from ....base.fitting import is_numeric
+from ...files.watched import WatchedFile
+from .stored import StoredArray, StoredTable, Unreadable, stored_arrays, stored_in
 
 _LEAST_PIECE = 1 << 15  # bytes: smaller chunks are read several at a time
 _UNCHUNKED_PIECE = 1 << 20  # bytes that are read at once of what has no chunks and cannot be mapped

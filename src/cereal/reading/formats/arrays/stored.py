@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from ...base.errors import PipelineError
-from ...base.fitting import is_numeric
-from ..leaves import ArrayForm
-from ..read_context import read_context
-from ..readers.arrays import take_rows
-from ..structure import flatten
+from ....base.errors import PipelineError
+from ....base.fitting import is_numeric
+from ...leaves import ArrayForm
+from ...read_context import read_context
+from ...readers.arrays import take_rows
+from ...structure import flatten
+from ...tables.columns import ragged_form
+from ...tables.table import Table, objects
 from .chosen import chosen, mapped_tree
-from .columns import ragged_form
-from .table import Table, objects
 
 _LOOKED_AT = 1 << 14  # rows of which the lengths are compared when a source is built
 
