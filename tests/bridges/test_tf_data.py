@@ -150,6 +150,10 @@ def test_what_is_no_array_is_refused_by_name(make: Any, match: str) -> None:
 def test_a_stream_that_shuffles_anew_warns() -> None:
     with pytest.warns(cereal.OptionWarning, match="reshuffle_each_iteration=False"):
         loader_of(numbers().shuffle(N).map(lambda x: x))
+    options = tf.data.Options()
+    options.deterministic = False
+    with pytest.warns(cereal.OptionWarning, match="sees other elements"):
+        loader_of(numbers().with_options(options))
     fixed = numbers().shuffle(N, seed=3, reshuffle_each_iteration=False)
     assert sorted(rows(loader_of(fixed)).tolist()) == list(range(N))
 

@@ -182,6 +182,13 @@ def test_records_may_hold_a_feature_in_different_ways() -> None:
         assert found.tolist() == [[1, 2], [3, 4], [5, 6]]
 
 
+def test_bytes_of_bools_are_true_where_they_are_not_zero() -> None:
+    made = decoder({"x": ((3,), "bool")})
+    for _ in range(2):
+        (found,) = made.columns([example({"x": b"\0\1\7"})] * 2)
+        assert found.view(np.uint8).tolist() == [[0, 1, 1]] * 2
+
+
 def test_the_lane_of_the_first_wrong_record_is_told() -> None:
     made = decoder({"x": ((), "int8")})
     with pytest.raises(RecordError, match="has 200 in") as caught:

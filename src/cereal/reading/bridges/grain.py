@@ -119,6 +119,8 @@ def records_of(
         ranges = [(int(part.start), int(part.end)) for part in parts]
     except (AttributeError, TypeError):
         return None
+    if not all(map(os.path.exists, files)):  # in a store that only the library can open
+        return None
     options = getattr(value, "_reader_options_string", "")
     records = ArrayRecordFiles(files, owner, ranges, options)
     return RecordTable(records, decode, owner)

@@ -68,8 +68,6 @@ def _records(value: Any, decode: Callable[[bytes], Any] | None, owner: str) -> R
 class _Items(RecordFiles):
     """Records that a source gives by its own `__getitems__`: those in Parquet files."""
 
-    kind = "TFDS"
-
     def __init__(self, source: Any) -> None:
         self._source = source
         self.lengths = [len(source)]

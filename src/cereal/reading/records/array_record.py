@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,7 @@ from .record_table import RecordFiles
 # For random access: nothing is read ahead, and small buffers.
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 _BUFFER = 1 << 15
+_MOST_OPEN = 256  # readers; an operating system may allow a process only 1,024 files
 
 
 class ArrayRecordFiles(RecordFiles):
@@ -22,8 +24,6 @@ class ArrayRecordFiles(RecordFiles):
 
     One reader for each file serves all threads of a process: the library allows it.
     """
-
-    kind = "ArrayRecord"
 
     def __init__(
         self,
@@ -34,13 +34,10 @@ class ArrayRecordFiles(RecordFiles):
     ) -> None:
         self._files, self._owner = [WatchedFile(path, owner) for path in paths], owner
         self._options = f"{_OPTIONS},{options}" if options else _OPTIONS
-        counts = [self._reader(number).num_records() for number in range(len(paths))]
-        self._parts = [(0, n) for n in counts] if parts is None else list(parts)
-        for file, n, (begin, end) in zip(self._files, counts, self._parts, strict=True):
-            if not 0 <= begin <= end <= n:
-                raise DatasetError(
-                    f"{owner}: {file.path!r} has {n} records, and {begin} to {end} are wanted."
-                )
+        if parts is None:
+            counts = [self._reader(number).num_records() for number in range(len(paths))]
+            parts = [(0, count) for count in counts]
+        self._parts = list(parts)
         self.lengths = [end - begin for begin, end in self._parts]
 
     def path(self, number: int) -> str:
@@ -56,20 +53,24 @@ class ArrayRecordFiles(RecordFiles):
         return {name: value for name, value in vars(self).items() if name not in gone}
 
     @cached_property
-    def _readers(self) -> dict[int, Any]:
-        return {}
+    def _readers(self) -> OrderedDict[int, Any]:
+        return OrderedDict()
 
     @cached_property
     def _lock(self) -> threading.Lock:
         return threading.Lock()
 
     def _reader(self, number: int) -> Any:
-        found = self._readers.get(number)
-        if found is None:
-            with self._lock:
-                found = self._readers.get(number)
-                if found is None:
-                    found = self._readers[number] = self._opened(number)
+        with self._lock:
+            found = self._readers.get(number)
+            if found is not None:
+                self._readers.move_to_end(number)
+                return found
+        found = self._opened(number)
+        with self._lock:  # another thread may have opened it too: then the last one stays
+            self._readers[number] = found
+            while len(self._readers) > _MOST_OPEN:
+                self._readers.popitem(last=False)  # closed when no thread reads by it any more
         return found
 
     def _opened(self, number: int) -> Any:

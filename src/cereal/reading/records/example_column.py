@@ -193,6 +193,8 @@ def filled(spec: FeatureSpec, raw: np.ndarray) -> np.ndarray:
     """uint8[n, bytes] as numbers of the feature's shape, in memory that JAX can use."""
     shape: Any = (len(raw), *spec.shape)
     out = read_context().empty(shape, spec.dtype)
-    if spec.size:
+    if spec.dtype == np.bool_:
+        out[...] = raw.reshape(shape) != 0  # a byte that is neither 0 nor 1 would be no bool
+    elif spec.size:
         out.reshape(len(raw), -1).view(np.uint8)[...] = raw
     return out

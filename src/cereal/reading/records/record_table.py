@@ -30,7 +30,6 @@ _BYTES = objects("the bytes of a record; pass `decode=`, or read them in a HostM
 class RecordFiles(ABC):
     """Files of records: numbered through all files."""
 
-    kind: str  # of file, in errors
     lengths: Sequence[int]
     """The number of records of each file."""
 

@@ -33,8 +33,6 @@ _GZIP, _ZLIB = b"\x1f\x8b", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 class TFRecordFiles(RecordFiles):
     """The records of TFRecord files."""
 
-    kind = "TFRecord"
-
     def __init__(self, paths: Sequence[str], owner: str) -> None:
         self._files, self._owner = [WatchedFile(path, owner) for path in paths], owner
         self.lengths = [len(self._starts(number)) - 1 for number in range(len(paths))]
