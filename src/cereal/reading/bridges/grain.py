@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ...base.errors import PipelineError
-from ..formats.array_record import ArrayRecordFiles
+from ..records.array_record import ArrayRecordFiles
 from ..records.record_table import RecordTable
 from ..tables.table import Stream, Table
 

@@ -73,7 +73,7 @@ def length_of(dataset: Any, owner: str) -> int | None:
     tf = sys.modules.get("tensorflow")
     if tf is None or not hasattr(dataset, "element_spec"):
         return None
-    _hide_gpus(tf)
+    hide_gpus(tf)
     for path, spec in _leaves(dataset.element_spec, ""):
         fix = _NO_ARRAYS.get(type(spec).__name__)
         if fix is not None:
@@ -122,7 +122,7 @@ def _reshuffles(dataset: Any) -> bool:
     return False
 
 
-def _hide_gpus(tf: Any) -> None:
+def hide_gpus(tf: Any) -> None:
     """Keeps TensorFlow from taking the memory of GPUs; if it has them already, warns."""
     config = tf.config
     if not config.list_physical_devices("GPU"):

@@ -30,14 +30,14 @@ class HDF5Table(StoredTable):
 
     _reopened = ("_file",)
 
-    def __init__(self, path: Path, keys: Any, owner: str) -> None:
+    def __init__(self, path: Path, keys: Any, owner: str, most_bytes: int = 1 << 30) -> None:
         self._owner, self.name = owner, path.name
         self._watched = [WatchedFile(path, owner)]
         tree = _tree(self._file, "", (self._file.id,))
         arrays = stored_arrays(tree, keys, owner, self.name, self._array)
         files = {name for array in stored_in(arrays) for name in self._other_files(array.name)}
         self._watched += [WatchedFile(name, owner) for name in sorted(files)]
-        super().__init__(arrays, owner)
+        super().__init__(arrays, owner, most_bytes)
         self.classes = {
             array.name: names for array in self._arrays if (names := self._names_of(array.name))
         }

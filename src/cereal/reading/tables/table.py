@@ -112,6 +112,10 @@ class TableReader(TakeReader):
     label: str
     table: Table
 
+    @property
+    def own_memory(self) -> bool:
+        return self.table.quick
+
     @cached_property
     def form(self) -> Form:
         """What a row looks like."""
@@ -250,6 +254,10 @@ class WithIndex(Reader):
     @property
     def can_move(self) -> bool:
         return self.reader.can_move
+
+    @property
+    def own_memory(self) -> bool:
+        return self.reader.own_memory
 
     @property
     def labels(self) -> tuple[str, ...]:

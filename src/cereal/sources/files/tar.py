@@ -67,7 +67,7 @@ class TarSource(TableSource):
 
     def key(self, index: int) -> str:
         """The key of the sample at an index: "n01/7"."""
-        return self.data.table.key(as_count(index, "index", _OWNER, 0, self.n - 1))
+        return self.data.table.key(as_count(index, "index", _OWNER, 0, len(self) - 1))
 
 
 def _is_auto(decode: Any) -> bool:

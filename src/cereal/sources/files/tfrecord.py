@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...base.pytree import pytree_dataclass
-from ...reading.formats.tfrecord import TFRecordFiles
 from ...reading.records.record_table import RecordTable
+from ...reading.records.tfrecord import TFRecordFiles
 from ...reading.tables.file_list import listed_files
 from ..table import TableSource
 

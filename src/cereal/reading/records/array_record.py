@@ -9,8 +9,8 @@ from typing import Any
 
 from ...base.errors import DatasetError, in_one_line
 from ...base.extras import needs
-from ..records.record_table import RecordFiles
 from ..tables.watched import WatchedFile
+from .record_table import RecordFiles
 
 # For random access: nothing is read ahead, and small buffers.
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import DatasetError
-from ..records.crc32c import crc32c, masked, of_rows
-from ..records.record_table import RecordFiles
 from ..tables.kept_index import kept_index
 from ..tables.random_access import RandomAccess
 from ..tables.watched import WatchedFile
+from .crc32c import crc32c, masked, of_rows
+from .record_table import RecordFiles
 
 _KIND = "tfrecord 1"  # the form of the index
 _HEAD, _TAIL = 12, 4  # bytes before and after the data
