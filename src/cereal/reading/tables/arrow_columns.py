@@ -22,8 +22,7 @@ from ...base.extras import needs
 from ..leaves import OBJECT, ArrayForm
 from ..structure import flatten
 from .arranged import Arrangement, arranged_form, arranged_parts
-from .blobs import blobs_of
-from .columns import Numbers, Objects, Ragged, ragged_form
+from .columns import Numbers, Objects, Ragged, blobs_of, ragged_form
 from .dictionaries import Dictionaries, has_dictionary
 from .pieces import PiecedTable
 from .table import objects
