@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cereal import PipelineError
-from cereal.reading.tables.file_list import expanded, listed_files
+from cereal.reading.files.file_list import expanded, listed_files
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ import numpy as np
 
 from ...base.extras import needs
 from ...base.fitting import canonical
+from ..arrow.arrow_columns import form_of_pieces
+from ..arrow.arrow_storage import ArrowStorage
 from ..images.stored import Layout, StoredImages
 from ..leaves import OBJECT, ArrayForm
 from ..structure import flatten
-from ..tables.arrow_columns import form_of_pieces
 from ..tables.table import Table, objects
-from .huggingface_storage import ArrowStorage
 
 _LAYOUTS: dict[str, Layout] = {"": "image", "torch": "channels first"}
 _TRIES = 64  # rows among which an image is looked for

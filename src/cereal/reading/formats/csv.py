@@ -15,10 +15,10 @@ from ...base.atomic import write_atomically
 from ...base.errors import PipelineError
 from ...base.extras import needs
 from ...base.paths import as_path
-from ..tables.arrow_columns import ArrowTable
-from ..tables.dictionaries import Dictionaries
+from ..arrow.arrow_columns import ArrowTable
+from ..arrow.dictionaries import Dictionaries
+from ..files.watched import WatchedFile
 from ..tables.table import Table, objects
-from ..tables.watched import WatchedFile
 from .arrow_files import ArrowFilesTable
 from .csv_blocks import CSVFormat, CSVReading
 from .files import files_of, name_of

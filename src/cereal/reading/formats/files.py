@@ -10,7 +10,7 @@ from typing import Any
 
 from ...base.errors import PipelineError
 from ...base.paths import as_path
-from ..tables.watched import WatchedFile
+from ..files.watched import WatchedFile
 
 
 def files_of(paths: Any, endings: Sequence[str], owner: str) -> list[WatchedFile]:

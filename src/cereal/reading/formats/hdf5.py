@@ -18,8 +18,8 @@ import numpy as np
 from ...base.errors import PipelineError
 from ...base.extras import needs
 from ...base.fitting import is_numeric
+from ..files.watched import WatchedFile
 from ..tables.stored import StoredArray, StoredTable, Unreadable, stored_arrays, stored_in
-from ..tables.watched import WatchedFile
 
 _LEAST_PIECE = 1 << 15  # bytes: smaller chunks are read several at a time
 _UNCHUNKED_PIECE = 1 << 20  # bytes that are read at once of what has no chunks and cannot be mapped

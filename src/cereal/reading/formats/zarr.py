@@ -14,8 +14,8 @@ import numpy as np
 
 from ...base.errors import PipelineError
 from ...base.extras import needs
+from ..files.watched import WatchedFile
 from ..tables.stored import StoredArray, StoredTable, Unreadable, stored_arrays, stored_in
-from ..tables.watched import WatchedFile
 
 _METADATA = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 

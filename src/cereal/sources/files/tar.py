@@ -8,8 +8,8 @@ from typing import Any
 from ...base.errors import PipelineError
 from ...base.numbers import as_count
 from ...base.pytree import pytree_dataclass
+from ...reading.files.file_list import listed_files
 from ...reading.formats.tar import KEY, Columns, TarTable
-from ...reading.tables.file_list import listed_files
 from ..table import TableSource
 
 _OWNER = "TarSource"

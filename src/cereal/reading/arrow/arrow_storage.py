@@ -13,9 +13,9 @@ from typing import Any
 
 from ...base.errors import PipelineError
 from ...base.extras import needs
-from ..tables.arrow_columns import content_digest, parts_of
+from ..files.watched import WatchedFile
 from ..tables.pieces import PiecedTable
-from ..tables.watched import WatchedFile
+from .arrow_columns import content_digest, parts_of
 
 _AT_ONCE = 16  # files that are looked at before each batch
 # What may have been done to a mapped table that pyarrow alone can do again.

@@ -75,7 +75,7 @@ def _matching(pattern: str, owner: str, name: str) -> list[str]:
 def expanded(text: str) -> list[str]:
     """The texts that braces stand for, as in a shell: `{a,b}`, `{3..5}`, `{000..012}`.
 
-    >>> from cereal.reading.tables.file_list import expanded
+    >>> from cereal.reading.files.file_list import expanded
     >>> expanded("part-{08..11}.{tar,idx}")[:3]
     ['part-08.tar', 'part-08.idx', 'part-09.tar']
     """
