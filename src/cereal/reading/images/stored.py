@@ -11,6 +11,7 @@ import numpy as np
 from ...base.extras import needs
 from ..leaves import ArrayForm
 from ..tables.table import Later
+from .png import decode_png
 from .png_batch import decode_pngs
 
 # What elements are: Pillow's images, as the library gives them; arrays; arrays, channels first.
@@ -38,7 +39,9 @@ class StoredImages(Later):
         data, path = self._data[lane], self._paths[lane]
         if data is None and path is None:
             return None
-        pixels = np.asarray(opened(data, path, self._mode))
+        pixels = None if data is None or self._mode is not None else decode_png(data)
+        if pixels is None:
+            pixels = np.asarray(opened(data, path, self._mode))
         if self._layout != "channels first":
             return pixels
         return np.moveaxis(pixels if pixels.ndim == 3 else pixels[:, :, None], 2, 0)
