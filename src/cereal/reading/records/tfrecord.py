@@ -57,7 +57,7 @@ class TFRecordFiles(RecordFiles):
 
     def _starts(self, number: int) -> np.ndarray:
         """int64[n + 1]: where the records of a file begin; at last, where it ends."""
-        found = self._places.get(number)
+        found: Any = self._places.get(number)
         if found is None:
             file = self._files[number]
             make = lambda: {"starts": find_records(file.path, file.size, self._owner)}  # noqa: E731
