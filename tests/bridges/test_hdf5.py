@@ -15,9 +15,11 @@ import pytest
 
 from cereal import (
     BatchTransform,
+    BlockShuffle,
     DataLoader,
     HDF5Source,
     HostMapTransform,
+    OptionWarning,
     PipelineError,
     pad_collate,
 )
@@ -145,23 +147,29 @@ def test_a_chunk_is_decoded_once_while_it_is_kept(tmp_path: Path) -> None:
         x, y = table.take(order[begin : begin + 50])
         assert y.tolist() == order[begin : begin + 50].tolist()
         assert (x[:, 0] == 100 * y).all()
-    assert table._pieces.loads == 10 + 1  # small chunks of `y` are read together
+    assert table._taken["x"].loads == 10
+    assert table._taken["y"].loads == 1  # small chunks are read together
 
 
 def test_only_so_many_bytes_are_kept(tmp_path: Path) -> None:
-    table = HDF5Source(chunked(tmp_path / "a.h5"), ["x"]).data.table
-    table.most_bytes = 3 * 100 * 400
+    source = HDF5Source(chunked(tmp_path / "a.h5"), ["x"], BlockShuffle(), cache_bytes=120_000)
+    table = source.data.table
+    pieces = table._taken["x"].pieces
     for begin in range(0, 1000, 100):
         for _ in range(3):
             assert (table.take(np.arange(begin, begin + 100))[0][:, 0] % 100 == 0).all()
-    assert table._pieces.loads == 10
-    assert len(table._pieces._kept) == 3
+    assert pieces.loads == 10
+    assert len(pieces._kept) == 3
     found = table.take(np.arange(0, 1000, 100)[::-1])[0]  # more than is kept, in one batch
     assert found[:, 0].tolist() == [100.0 * i for i in range(900, -1, -100)]
 
 
-def test_threads_share_what_is_decoded(tmp_path: Path) -> None:
-    table = HDF5Source(chunked(tmp_path / "a.h5"), ["x"]).data.table
+@pytest.mark.parametrize("fits", [False, True])
+def test_threads_share_what_is_decoded(fits: bool, tmp_path: Path) -> None:
+    most = 1000 * 400 - (not fits)
+    order = "shuffle" if fits else "sequential"
+    source = HDF5Source(chunked(tmp_path / "a.h5"), ["x"], order, cache_bytes=most)
+    table = source.data.table
     wrong: list[Any] = []
 
     def read(seed: int) -> None:
@@ -177,7 +185,24 @@ def test_threads_share_what_is_decoded(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert not wrong
-    assert table._pieces.loads == 10
+    if fits:
+        assert table._taken["x"].loads == 10
+
+
+@pytest.mark.parametrize("most", [1 << 30, 100_000])
+def test_in_the_blocks_of_the_data_each_chunk_is_decoded_once(most: int, tmp_path: Path) -> None:
+    source = HDF5Source(chunked(tmp_path / "a.h5"), ["x"], BlockShuffle(), cache_bytes=most)
+    loader = DataLoader([source, BatchTransform(50)], workers=0)
+    found = [np.asarray(batch["x"])[:, 0] for batch, _ in loader.iterate(loader.init_state(0))]
+    assert sorted(np.concatenate(found) / 100) == list(range(1000))
+    taken = source.data.table._taken["x"]
+    assert (taken.loads if most > 1e6 else taken.pieces.loads) == 10
+
+
+def test_chunks_that_would_be_decoded_again_and_again_give_a_warning(tmp_path: Path) -> None:
+    path = chunked(tmp_path / "a.h5")
+    with pytest.warns(OptionWarning, match=r"chunks will be read again.*BlockShuffle\(\)"):
+        HDF5Source(path, ["x"], cache_bytes=100_000)
 
 
 # Types

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,6 +135,17 @@ def test_read_once_it_trains_in_one_program() -> None:
     _, _, found = loader.scan_epoch(loader.init_state(0), 0, body)
     np.testing.assert_array_equal(found["image"].reshape(IMAGES.shape), IMAGES)
     assert found["label"].reshape(-1).tolist() == LABELS.tolist()
+
+
+def test_the_guides_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    guide = Path(__file__).parents[2] / "docs" / "all-of-cereal.md"
+    section = guide.read_text().partition("## Hugging Face\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"^```py\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"np": np, **vars(cereal)}
+    exec(compile(block, str(guide), "exec"), names)
+    ((batch, _),) = names["batches"]
+    assert batch["ids"].tolist() == [[3, 1, 0, 0], [4, 0, 0, 0], [1, 5, 9, 0]]
 
 
 # Text, and rows of different lengths

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from cereal import BatchTransform, DataLoader, DatasetSource, PipelineError
+from cereal import BatchTransform, DataLoader, DatasetSource, IterableSource, PipelineError
 
 from .checks import N, check_in_jit, check_resume, check_values, loader_of, rows
 
@@ -137,6 +137,14 @@ def test_its_own_state_is_used_where_it_is_exact() -> None:
         rows(loader_of(make(), workers=0), state)
         # The first tells the shapes. The library's state does not have what is in a buffer.
         assert set(seen) == ({0, *range(8, N)} if not shuffled else set(range(N)))
+
+
+def test_a_shuffled_stream_of_a_function_skips_too() -> None:
+    def source() -> Any:
+        return IterableSource(lambda: numbers(5).shuffle(seed=1, buffer_size=4))
+
+    order = of_library(numbers(5).shuffle(seed=1, buffer_size=4))
+    check_resume(source, {"x": VECTORS[order], "label": LABELS[order]})
 
 
 def test_an_epoch_of_ours_is_an_epoch_of_theirs() -> None:

@@ -20,9 +20,9 @@ from cereal import (
     SQLiteSource,
     pad_collate,
 )
-from cereal.reading.formats import sqlite as sqlite_module
-from cereal.reading.formats import sqlite_columns
-from cereal.testing import check_source
+from cereal.reading.formats.sqlite import columns as sqlite_columns
+from cereal.reading.formats.sqlite import tables as sqlite_module
+from cereal.testing import check_loader, check_resume, check_source
 
 
 @pytest.fixture
@@ -64,6 +64,9 @@ def test_worker_processes_read_it(path: Path) -> None:
         alone = batches(source, workers=0)
         together = batches(source, workers=2, worker_type="process")
         jax.tree.map(np.testing.assert_array_equal, alone, together)
+        loader = DataLoader([source, BatchTransform(7)], workers=2)
+        check_resume(loader)
+        check_loader(loader)
 
 
 def test_keys_that_count_up_take_no_memory(path: Path) -> None:

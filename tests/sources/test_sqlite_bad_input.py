@@ -19,8 +19,7 @@ from cereal import (
     PipelineError,
     SQLiteSource,
 )
-from cereal.reading.formats import sqlite as sqlite_module
-from cereal.reading.formats import sqlite_database
+from cereal.reading.formats.sqlite import database as sqlite_database
 
 
 @pytest.fixture
@@ -136,10 +135,9 @@ def test_a_key_that_would_be_searched_for_in_all_rows(
         SQLiteSource(path, query, key="id")
 
 
-def test_a_result_that_is_too_large_for_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_module, "_MOST_BYTES", 100)
-    with pytest.raises(PipelineError, match=r'read into memory.*`key="id"`'):
-        SQLiteSource(path, f"{ALL} ORDER BY id")
+def test_a_result_that_is_too_large_for_memory(path: Path) -> None:
+    with pytest.raises(PipelineError, match=r'`cache_bytes` \(100 bytes\).*`key="id"`'):
+        SQLiteSource(path, f"{ALL} ORDER BY id", cache_bytes=100)
 
 
 # Files

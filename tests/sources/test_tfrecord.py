@@ -13,8 +13,8 @@ import pytest
 
 import cereal
 from cereal import BatchTransform, DataLoader, DatasetError, PipelineError, TFRecordSource
+from cereal.reading.files import kept_index
 from cereal.reading.records import tfrecord
-from cereal.reading.tables import kept_index
 
 from .record_files import example, masked, write_tfrecord
 

@@ -64,7 +64,7 @@ class DatasetSource(ByElement[Any]):
     data: Any
     n: int = static_field()
     spec: Spec = static_field()
-    epochs: Epochs = static_field(default="same")
+    _epochs: Epochs = static_field(default="same")
     index_key: str | None = static_field(default=None)
     _quick: bool = static_field(default=False)
     ordering: Order = Sequential()  # the constructor sets it
@@ -87,7 +87,7 @@ class DatasetSource(ByElement[Any]):
         order, epochs = as_order(ordering, n, _OWNER, blocks), epochs_of(dataset)
         stride = n if epochs != "same" else 0
         data = _Dataset(dataset, stride) if table is None else TableData(table, table.decode)
-        set_fields(self, data=data, n=n, ordering=order, epochs=epochs, _quick=data.quick)
+        set_fields(self, data=data, n=n, ordering=order, _epochs=epochs, _quick=data.quick)
         if table is None or table.decode is not None:
             spec = Spec(spec_of_element(self._sample()))
         else:
@@ -98,8 +98,8 @@ class DatasetSource(ByElement[Any]):
             data.sample = None  # the next one has the index
 
     @property
-    def by_epoch(self) -> bool:  # type: ignore[override]
-        return self.epochs != "same"
+    def _by_epoch(self) -> bool:  # type: ignore[override]
+        return self._epochs != "same"
 
     @property
     def classes(self) -> Mapping[str, tuple[Any, ...]]:
@@ -107,7 +107,7 @@ class DatasetSource(ByElement[Any]):
         return self.data.classes
 
     def _describe(self) -> Traits:
-        return self._describe_by(fixed=self.epochs != "moved", quick=self._quick)
+        return self._describe_by(fixed=self._epochs != "moved", quick=self._quick)
 
     def __len__(self) -> int:
         return self.n

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -18,24 +19,24 @@ from ..host.element_spec import spec_of_element
 from ..order.block_shuffle import BlockShuffle
 from ..order.data_blocks import DataBlocks
 from ..order.ordering import Order, Sequential, as_order
+from ..pipeline.host_source import HostIndexed
 from ..pipeline.traits import Traits
+from ..reading.formats.arrays.stored import StoredTable
 from ..reading.readers.reader import ChainReader, Reader
 from ..reading.stages import MapStage
 from ..reading.tables.pieces import PiecedTable
 from ..reading.tables.table import Table, TableReader
-from .by_element import ByElement, ElementData
+from .by_element import ElementData, reader_of, sample_of
 from .index_key import check_index_key
 from .length import check_length
 
 
 @pytree_dataclass
-class TableSource(ByElement[Any]):
+class TableSource(HostIndexed[Any]):
     """A source over a `Table`; a subclass opens its table in `__init__`, and calls `_open`."""
 
-    by_epoch = False
-
     data: Any
-    n: int = static_field()
+    _n: int = static_field()
     spec: Spec = static_field()
     index_key: str | None = static_field(default=None)
     _quick: bool = static_field(default=False)
@@ -49,7 +50,7 @@ class TableSource(ByElement[Any]):
         order = as_order(ordering, len(table), owner, table.blocks)
         keep_pieces(table, order, owner)
         data = TableData(table, decode)
-        set_fields(self, data=data, n=len(table), index_key=None, ordering=order)
+        set_fields(self, data=data, _n=len(table), index_key=None, ordering=order)
         if decode is None:
             spec = spec_of_table(table)
         else:
@@ -59,7 +60,7 @@ class TableSource(ByElement[Any]):
         set_fields(self, spec=spec, index_key=index_key, _quick=quick)
 
     def __len__(self) -> int:
-        return self.n
+        return self._n
 
     @property
     def classes(self) -> Mapping[str, tuple[Any, ...]]:
@@ -67,7 +68,17 @@ class TableSource(ByElement[Any]):
         return self.data.classes
 
     def _describe(self) -> Traits:
-        return self._describe_by(quick=self._quick)
+        return self._describe_as(host=True, by_python=True, wide=True, quick=self._quick)
+
+    def element_spec(self) -> Any:
+        return self.spec.tree
+
+    @cached_property
+    def _reader(self) -> Reader:
+        return reader_of(self)
+
+    def _sample(self) -> Any:
+        return sample_of(self)
 
     @property
     def _label(self) -> str:
@@ -79,7 +90,7 @@ class TableSource(ByElement[Any]):
 
 def keep_pieces(table: Table, order: Order, owner: str) -> None:
     """Lets a table keep the pieces that this order reads at a time; warns if they are too large."""
-    if not isinstance(table, PiecedTable) or table.sizes is None:
+    if not isinstance(table, PiecedTable | StoredTable) or table.sizes is None:
         return
     most, whole = table.most_bytes, sum(table.sizes)
     if isinstance(order, DataBlocks):
@@ -107,7 +118,7 @@ def keep_pieces(table: Table, order: Order, owner: str) -> None:
         )
 
 
-def _stays_near(order: Order, table: PiecedTable) -> bool:
+def _stays_near(order: Order, table: PiecedTable | StoredTable) -> bool:
     """Whether this is a `BlockShuffle(size)` whose open blocks cover pieces that are all kept."""
     if not isinstance(order, BlockShuffle) or table.sizes is None:
         return False

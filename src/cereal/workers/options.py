@@ -100,8 +100,9 @@ class Options(NamedTuple):
 
     def together(self, source: Positional[Any]) -> int:
         """How many steps the caller reads in one call: of small batches, several."""
-        plain = source.traits.quick and source._share is None and not self.skips
-        if not plain or host_stages_of(source):
+        program = program_of(source)
+        plain = source._share is None and not self.skips and not host_stages_of(source)
+        if not plain or program is None or not program.reader.own_memory:
             return 1
         most = _MOST_TOGETHER if self.prefetch is None else self.prefetch
         return max(1, min(most, _TOGETHER_BYTES // max(bytes_read(source), 1)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..tables.arrow_columns import ArrowTable
+from ..arrow.arrow_columns import ArrowTable
 from ..tables.table import Table
 
 

@@ -59,23 +59,25 @@ def _root_of(column: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def _stream(dataset: Any, path: tuple[str, ...]) -> Stream:
-    nodes = list(_nodes(getattr(dataset, "_ex_iterable", None)))
-    names = {type(node).__name__ for node in nodes}
+    names = {type(node).__name__ for node in _nodes(dataset)}
     shuffled = getattr(dataset, "_shuffling", None) is not None or _STATES_LOSE in names
     shuffled = shuffled or any(name.startswith("RandomlyCycling") for name in names)
-    exact = _STATES_LOSE not in names and not any(map(_skips, nodes))
-    return Stream((EveryEpoch if shuffled else Same)(dataset, path, exact))
+    return Stream((EveryEpoch if shuffled else Same)(dataset, path, resumes_exactly(dataset)))
 
 
-def _nodes(node: Any) -> Iterator[Any]:
+def resumes_exactly(value: Any) -> bool:
+    """Whether the state of a stream has all that it needs to go on."""
+    nodes = list(_nodes(value))
+    return not any(type(node).__name__ == _STATES_LOSE or _skips(node) for node in nodes)
+
+
+def _nodes(stream: Any) -> Iterator[Any]:
     """The steps of a stream, from the last to the first."""
-    if node is None:
-        return
-    yield node
-    for each in vars(node).values():
-        for inner in each if isinstance(each, list) else [each]:
-            if hasattr(inner, "_init_state_dict"):
-                yield from _nodes(inner)
+    for each in vars(stream).values():
+        for node in each if isinstance(each, list) else [each]:
+            if hasattr(node, "_init_state_dict"):
+                yield node
+                yield from _nodes(node)
 
 
 def _skips(node: Any) -> bool:

@@ -20,11 +20,11 @@ import numpy as np
 
 from ...base.extras import needs
 from ...base.fitting import canonical
+from ..arrow.arrow_columns import form_of_pieces
+from ..arrow.arrow_storage import ArrowStorage
 from ..images.stored import Layout, StoredImages
 from ..leaves import OBJECT, ArrayForm
 from ..structure import flatten
-from ..tables.arrow_columns import form_of_pieces
-from ..tables.arrow_storage import ArrowStorage
 from ..tables.table import Table, objects
 
 _LAYOUTS: dict[str, Layout] = {"": "image", "torch": "channels first"}
@@ -168,9 +168,9 @@ class AsTensor:
 
     def _cast(self, array: np.ndarray) -> np.ndarray:
         dtype = self._dtype(array.dtype)
-        if dtype == np.int64 and array.dtype.itemsize < 4:
-            dtype = canonical(dtype)  # it fits anyway
-        return array.astype(dtype, copy=False)
+        narrow = canonical(dtype)
+        fits = np.can_cast(array.dtype, narrow)  # whatever the numbers are
+        return array.astype(narrow if fits else dtype, copy=False)
 
     def __call__(self, column: Any) -> Any:
         if isinstance(column, np.ndarray):

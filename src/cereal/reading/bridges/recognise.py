@@ -34,13 +34,24 @@ def recognised(value: Any, owner: str) -> Table | Stream | Any:
     if type(value) in (dict, list, tuple):
         _refuse_splits(value, owner)
         return None
-    for cls in type(value).__mro__:
-        file = _FILES.get(cls.__module__.partition(".")[0])
-        if file is not None:
-            found = importlib.import_module(f".{file}", __package__).recognise(value, owner)
-            if found is not None:
-                return found
+    for bridge in _bridges(value):
+        found = bridge.recognise(value, owner)
+        if found is not None:
+            return found
     return None
+
+
+def resumes_exactly(value: Any) -> bool:
+    """Whether the state that an iterable gives of itself has all that it needs to go on."""
+    checks = [getattr(bridge, "resumes_exactly", None) for bridge in _bridges(value)]
+    return all(check(value) for check in checks if check is not None)
+
+
+def _bridges(value: Any) -> list[Any]:
+    """The files that may know this object, that of its own class first."""
+    modules = [cls.__module__.partition(".")[0] for cls in type(value).__mro__]
+    files = dict.fromkeys(_FILES[name] for name in modules if name in _FILES)
+    return [importlib.import_module(f".{file}", __package__) for file in files]
 
 
 def _refuse_splits(value: Any, owner: str) -> None:

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...base.errors import PipelineError
-from ..tables.combined import ArraysTable, ChosenTable, JoinedTable, NestedTable
 from ..tables.table import Stream, Table
 from .tensors import as_numpy, is_tensor, of_torch
 from .torch_loaders import line_for_loader, line_for_sampler
+from .torch_tables import ArraysTable, ChosenTable, JoinedTable, NestedTable
 
 _READS = ("__getitem__", "__getitems__", "__len__")
 

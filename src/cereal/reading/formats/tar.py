@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import DatasetError, PipelineError, in_one_line
+from ..files.kept_index import Index
+from ..files.random_access import RandomAccess
+from ..files.watched import WatchedFile
 from ..images.names import ENCODED, SUFFIXES
 from ..leaves import ArrayForm
-from ..tables.kept_index import Index
-from ..tables.random_access import RandomAccess
 from ..tables.table import Table, objects
-from ..tables.watched import WatchedFile
 from .tar_index import tar_index, texts
 
 KEY = "__key__"

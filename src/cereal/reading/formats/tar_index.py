@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import DatasetError, PipelineError
-from ..tables.kept_index import Index, kept_index
-from ..tables.watched import WatchedFile
+from ..files.kept_index import Index, kept_index
+from ..files.watched import WatchedFile
 from ..tables.words import Words
 
 KIND = "tar 1"  # the form of the index

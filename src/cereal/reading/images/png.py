@@ -1,9 +1,10 @@
-"""Small PNG files, decoded by Pillow's C code without its Python around it.
+"""One small PNG file, decoded by Pillow's C code without its Python around it.
 
     signature | IHDR | IDAT ... | IEND      size and mode; the pixels, packed by zlib
 
 Pillow needs 27 us for a digit of MNIST, most of it in Python; this way takes 15. A file that has
-anything else (a palette, 16 bits, interlacing, EXIF, text) is left to Pillow itself.
+anything else (a palette, 16 bits, interlacing, EXIF, text) is left to Pillow itself. Many files of
+one size are decoded together (`png_batch`).
 """
 
 from __future__ import annotations

@@ -9,12 +9,15 @@ from typing import Any, Literal
 import numpy as np
 
 from ...base.extras import needs
+from ..leaves import ArrayForm
 from ..tables.table import Later
 from .png import decode_png
+from .png_batch import decode_pngs
 
 # What elements are: Pillow's images, as the library gives them; arrays; arrays, channels first.
 Layout = Literal["image", "array", "channels first"]
 _ORIENTATION = 0x0112
+_TEXTS = (b"tEXt", b"zTXt", b"iTXt")
 _OWNER = "an image of a Hugging Face dataset"
 
 
@@ -42,6 +45,23 @@ class StoredImages(Later):
         if self._layout != "channels first":
             return pixels
         return np.moveaxis(pixels if pixels.ndim == 3 else pixels[:, :, None], 2, 0)
+
+    def block(self, lanes: range, form: ArrayForm) -> np.ndarray | None:
+        data, first = self._data[lanes.start : lanes.stop], self._layout == "channels first"
+        if self._mode is not None or form.dtype != np.uint8 or not all(map(_is_plain, data)):
+            return None
+        *size, channels = form.shape if len(form.shape) == 3 else (*form.shape, 1)
+        if first:
+            channels, *size = form.shape
+        found = decode_pngs(data, (*size, channels), _OWNER)
+        if found is None or len(form.shape) == 2:
+            return None if found is None else found[..., 0]
+        return np.moveaxis(found, 3, 1) if first else found
+
+
+def _is_plain(data: bytes | None) -> bool:
+    """Whether there is an image, and no text in it, which may say that it lies on its side."""
+    return data is not None and not any(chunk in data for chunk in _TEXTS)
 
 
 def opened(data: bytes | None, path: str | None, mode: str | None) -> Any:

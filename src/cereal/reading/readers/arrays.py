@@ -96,6 +96,10 @@ class ArraysReader(TakeReader):
     index_at: int | None = None  # the place of the index among the leaves
     cuts: Any = None  # for each array, slices of the axes of a row (None: whole rows)
 
+    @property
+    def own_memory(self) -> bool:
+        return True
+
     def narrowed(self, parts: Any) -> Any:
         own = [part for at, part in enumerate(parts) if at != self.index_at]
         cuts = [_as_slices(part) for part in own]

@@ -33,6 +33,14 @@ class Reader:
         return True
 
     @property
+    def own_memory(self) -> bool:
+        """Whether it reads what lies in memory, or is mapped into it, and runs nobody else's code.
+
+        Nobody then sees it if several steps are read at once.
+        """
+        return False
+
+    @property
     def labels(self) -> tuple[str, ...]:
         return (self.label,)
 

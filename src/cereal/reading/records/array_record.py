@@ -10,7 +10,7 @@ from typing import Any
 
 from ...base.errors import DatasetError, in_one_line
 from ...base.extras import needs
-from ..tables.watched import WatchedFile
+from ..files.watched import WatchedFile
 from .record_table import RecordFiles
 
 # For random access: nothing is read ahead, and small buffers.

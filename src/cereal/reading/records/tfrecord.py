@@ -2,7 +2,7 @@
 
     length (8 bytes), its checksum (4) | data | the checksum of the data (4)      a record
 
-The places of all records are kept beside the file (`tables/kept_index`). Whatever is read is
+The places of all records are kept beside the file (`files/kept_index`). Whatever is read is
 checked against both checksums, so damage is an error, and so is a file that ends too early.
 """
 
@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import DatasetError
-from ..tables.kept_index import kept_index
-from ..tables.random_access import RandomAccess
-from ..tables.watched import WatchedFile
+from ..files.kept_index import kept_index
+from ..files.random_access import RandomAccess
+from ..files.watched import WatchedFile
 from .crc32c import crc32c, masked, of_rows
 from .record_table import RecordFiles
 

@@ -86,6 +86,11 @@ class Later(ABC):
     def array(self, lane: int) -> np.ndarray | None:
         """The value as an array, for the batch."""
 
+    def block(self, lanes: range, form: ArrayForm) -> np.ndarray | None:
+        """Several values at once, [n, ...]; None if they can only be had one by one."""
+        del lanes, form
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
@@ -106,6 +111,10 @@ class TableReader(TakeReader):
 
     label: str
     table: Table
+
+    @property
+    def own_memory(self) -> bool:
+        return self.table.quick
 
     @cached_property
     def form(self) -> Form:
@@ -179,6 +188,10 @@ class TableReader(TakeReader):
         def some(lanes: range) -> bool:
             here = read_context()
             with here.at(self.label, rows):
+                block = column.block(lanes, form)
+                if block is not None and block.shape == (len(lanes), *form.shape):
+                    room[lanes.start : lanes.stop] = block
+                    return True
                 for lane in lanes:
                     here.lane = lane
                     here.begin(lane)
@@ -241,6 +254,10 @@ class WithIndex(Reader):
     @property
     def can_move(self) -> bool:
         return self.reader.can_move
+
+    @property
+    def own_memory(self) -> bool:
+        return self.reader.own_memory
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -28,9 +28,9 @@ from ...base.errors import PipelineError
 from ...base.paths import as_path
 from ...base.spec import is_array_like
 from ...reading.formats.array_folder import RaggedFile
-from ...reading.formats.npz import open_npz
-from ...reading.formats.safetensors import open_safetensors
-from ...reading.tables.chosen import chosen
+from ...reading.formats.arrays.chosen import chosen
+from ...reading.formats.arrays.npz import open_npz
+from ...reading.formats.arrays.safetensors import open_safetensors
 from ..array_trees import array_leaves
 from .npy_file import NpyFile, is_plain
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...base.pytree import pytree_dataclass
+from ...reading.files.file_list import listed_files
 from ...reading.records.array_record import ArrayRecordFiles
 from ...reading.records.record_table import RecordTable
-from ...reading.tables.file_list import listed_files
 from ..table import TableSource
 
 _OWNER = "ArrayRecordSource"
@@ -39,6 +39,6 @@ class ArrayRecordSource(TableSource):
         *,
         index_key: str | None = None,
     ) -> None:
-        files = listed_files(paths, _OWNER, like="*.array_record")
+        files = listed_files(paths, _OWNER, (".array_record", ".arrayrecord"))
         table = RecordTable(ArrayRecordFiles(files, _OWNER), decode, _OWNER)
         self._open(table, ordering, index_key)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...base.numbers import as_count
 from ...base.paths import as_path
 from ...base.pytree import pytree_dataclass
-from ...reading.formats.hdf5 import HDF5Table
+from ...reading.formats.arrays.hdf5 import HDF5Table
 from ..table import TableSource
 
 _OWNER = "HDF5Source"
@@ -24,9 +25,9 @@ class HDF5Source(TableSource):
     All datasets must have one length; `keys=["image", "train/label"]` chooses some of them, and
     `keys="train"` makes that group the element. Scalars and attributes are left out. A dataset that
     lies in one piece in the file is mapped into memory. Of one in chunks, whole chunks are decoded,
-    and up to 1 GB of them is kept; with `ordering=BlockShuffle()` each is decoded once in an epoch.
-    Compound types are dicts by their fields, enumerations are numbers with `classes`, text is str.
-    HDF5 lets only one thread read at a time; worker processes open the file themselves.
+    and `cache_bytes` of them are kept; with `ordering=BlockShuffle()` each is decoded once in an
+    epoch. Compound types are dicts by their fields, enumerations are numbers with `classes`, text
+    is str. HDF5 lets only one thread read at a time; worker processes open the file themselves.
 
     Install it by `pip install 'cereal-jax[hdf5]'`. Then::
 
@@ -41,6 +42,8 @@ class HDF5Source(TableSource):
         ordering: Any = "shuffle",
         *,
         index_key: str | None = None,
+        cache_bytes: int = 1 << 30,
     ) -> None:
-        table = HDF5Table(as_path(path, "path", _OWNER), keys, _OWNER)
+        most = as_count(cache_bytes, "cache_bytes", _OWNER, least=0)
+        table = HDF5Table(as_path(path, "path", _OWNER), keys, _OWNER, most)
         self._open(table, ordering, index_key)

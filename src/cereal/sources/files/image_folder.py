@@ -75,7 +75,7 @@ class ImageFolderSource(TableSource):
 
     def path(self, index: int) -> str:
         """The file of the image at an index."""
-        return self.data.table.path(as_count(index, "index", _OWNER, 0, self.n - 1))
+        return self.data.table.path(as_count(index, "index", _OWNER, 0, len(self) - 1))
 
 
 def _check_classes(classes: Any) -> None:

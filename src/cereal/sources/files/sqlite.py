@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...base.numbers import as_count
 from ...base.paths import as_path
 from ...base.pytree import pytree_dataclass
 from ..table import TableSource
@@ -22,7 +23,8 @@ class SQLiteSource(TableSource):
     `key` names a column of the query that holds integers, each once, and that has an index:
     usually the primary key, or `rowid`. The keys are read once, and a batch is one query for its
     keys. Without `key`, the query must end with ORDER BY; then all of its rows are read once, into
-    memory. `parameters` are the values for `?` in the query, or a dict of those for `:name`.
+    memory, at most `cache_bytes`. `parameters` are the values for `?` in the query, or a dict of
+    those for `:name`.
 
     The file is opened read-only, and a query that does anything but read is refused. If another
     program writes to the file later, the next batch is an error. Every thread and every worker
@@ -56,10 +58,12 @@ class SQLiteSource(TableSource):
         *,
         index_key: str | None = None,
         blobs: Mapping[str, Any] | None = None,
+        cache_bytes: int = 1 << 30,
     ) -> None:
         # Not every Python has sqlite3, and to import it takes a few milliseconds.
-        from ...reading.formats.sqlite import sqlite_table
+        from ...reading.formats.sqlite.tables import sqlite_table
 
+        most = as_count(cache_bytes, "cache_bytes", _OWNER, least=0)
         place = as_path(path, "path", _OWNER)
-        table = sqlite_table(place, query, parameters, key, blobs or {}, _OWNER)
+        table = sqlite_table(place, query, parameters, key, blobs or {}, most, _OWNER)
         self._open(table, ordering, index_key)

@@ -8,8 +8,8 @@ from typing import Any
 from ...base.errors import PipelineError
 from ...base.numbers import as_count
 from ...base.pytree import pytree_dataclass
+from ...reading.files.file_list import listed_files
 from ...reading.formats.tar import KEY, Columns, TarTable
-from ...reading.tables.file_list import listed_files
 from ..table import TableSource
 
 _OWNER = "TarSource"
@@ -61,13 +61,13 @@ class TarSource(TableSource):
                 f'{_OWNER}: `decode` must be "auto", None, or a function from an element to an '
                 f"element, got {decode!r:.60}."
             )
-        files = listed_files(paths, _OWNER, like="*.tar")
+        files = listed_files(paths, _OWNER, (".tar",))
         table = TarTable(files, _as_columns(columns), _is_auto(decode), _OWNER)
         self._open(table, ordering, index_key, decode if callable(decode) else None)
 
     def key(self, index: int) -> str:
         """The key of the sample at an index: "n01/7"."""
-        return self.data.table.key(as_count(index, "index", _OWNER, 0, self.n - 1))
+        return self.data.table.key(as_count(index, "index", _OWNER, 0, len(self) - 1))
 
 
 def _is_auto(decode: Any) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...base.pytree import pytree_dataclass
+from ...reading.files.file_list import listed_files
 from ...reading.records.record_table import RecordTable
 from ...reading.records.tfrecord import TFRecordFiles
-from ...reading.tables.file_list import listed_files
 from ..table import TableSource
 
 _OWNER = "TFRecordSource"
@@ -57,6 +57,6 @@ class TFRecordSource(TableSource):
         *,
         index_key: str | None = None,
     ) -> None:
-        files = listed_files(paths, _OWNER, like="*.tfrecord")
+        files = listed_files(paths, _OWNER, (".tfrecord", ".tfrecords"))
         table = RecordTable(TFRecordFiles(files, _OWNER), decode, _OWNER)
         self._open(table, ordering, index_key)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...base.numbers import as_count
 from ...base.paths import as_path
 from ...base.pytree import pytree_dataclass
-from ...reading.formats.zarr import ZarrTable
+from ...reading.formats.arrays.zarr import ZarrTable
 from ..table import TableSource
 
 _OWNER = "ZarrSource"
@@ -23,7 +24,7 @@ class ZarrSource(TableSource):
 
     All arrays must have one length; `keys=["image", "train/label"]` chooses some of them, and
     `keys="train"` makes that group the element. Scalars and attributes are left out. Whole chunks
-    are decoded, those of a batch side by side, and up to 1 GB of them is kept; with
+    are decoded, those of a batch side by side, and `cache_bytes` of them are kept; with
     `ordering=BlockShuffle()` each is decoded once in an epoch. Formats 2 and 3 are read, as the
     library zarr does, which it needs.
 
@@ -40,6 +41,8 @@ class ZarrSource(TableSource):
         ordering: Any = "shuffle",
         *,
         index_key: str | None = None,
+        cache_bytes: int = 1 << 30,
     ) -> None:
-        table = ZarrTable(as_path(path, "path", _OWNER), keys, _OWNER)
+        most = as_count(cache_bytes, "cache_bytes", _OWNER, least=0)
+        table = ZarrTable(as_path(path, "path", _OWNER), keys, _OWNER, most)
         self._open(table, ordering, index_key)

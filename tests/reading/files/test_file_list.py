@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cereal import PipelineError
-from cereal.reading.tables.file_list import expanded, listed_files
+from cereal.reading.files.file_list import expanded, listed_files
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,7 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
     for name in ("b.tar", "a.tar", "c.txt", "[x].tar", "d/e.tar"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
+    (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -50,11 +51,13 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
         ("{?,d/*}.tar", ["a.tar", "b.tar", "d/e.tar"]),
         (["b.tar", Path("a.tar")], ["b.tar", "a.tar"]),
         (("d/*", "a.tar"), ["d/e.tar", "a.tar"]),
+        (".", ["[x].tar", "a.tar", "b.tar", "d/e.tar"]),
+        (["d", "a.tar"], ["d/e.tar", "a.tar"]),
     ],
 )
 def test_a_path_a_pattern_or_a_list(folder: Path, paths: Any, wanted: list[str]) -> None:
     del folder
-    assert listed_files(paths, "X") == wanted
+    assert listed_files(paths, "X", [".tar"]) == wanted
 
 
 @pytest.mark.parametrize(
@@ -62,21 +65,22 @@ def test_a_path_a_pattern_or_a_list(folder: Path, paths: Any, wanted: list[str])
     [
         ([], "`paths` is an empty list"),
         (3, "`paths` must be a path"),
-        ("gone.tar", r"names 'gone\.tar', which does not exist; you are in"),
-        ("{a,gone}.tar", r"names 'gone\.tar', which does not exist"),
-        ("*.zip", r"no file matches '\*\.zip'; you are in"),
-        ("d", r"names the folder 'd', not files; write 'd/\*\.tar'"),
+        ("gone.tar", r"the file 'gone\.tar' does not exist; in .* there is '\[x\].tar', 'a.tar'"),
+        ("{a,gone}.tar", r"the file 'gone\.tar' does not exist"),
+        ("no/gone.tar", r"does not exist; there is no folder '.*no'"),
+        ("*.zip", r"no file matches '\*\.zip'; in .* there is"),
+        ("empty", r"the folder 'empty' has no files that end in \.tar; .*empty' is empty"),
         ("https://x.org/a.tar", r"'https://x\.org/a\.tar', which is no file; .*copy them"),
         ("pipe:curl x", "'pipe:curl x', which is no file"),
-        (["a.tar", "./a.tar"], r"names '\.?/?a\.tar' twice"),
+        (["a.tar", "./a.tar"], r"'\.?/?a\.tar' is named twice"),
     ],
 )
 def test_what_names_no_files_is_refused(folder: Path, paths: Any, words: str) -> None:
     del folder
     with pytest.raises(PipelineError, match=f"^X: .*{words}"):
-        listed_files(paths, "X", like="*.tar")
+        listed_files(paths, "X", [".tar"])
 
 
 def test_home_is_found(folder: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("HOME", str(folder))
-    assert listed_files("~/a.tar", "X") == [os.path.join(folder, "a.tar")]
+    assert listed_files("~/a.tar", "X", [".tar"]) == [os.path.join(folder, "a.tar")]

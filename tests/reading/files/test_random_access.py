@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from cereal import PipelineError
-from cereal.reading.tables import random_access as module
-from cereal.reading.tables.random_access import RandomAccess
-from cereal.reading.tables.watched import WatchedFile
+from cereal.reading.files import random_access as module
+from cereal.reading.files.random_access import RandomAccess
+from cereal.reading.files.watched import WatchedFile
 
 
 @pytest.fixture

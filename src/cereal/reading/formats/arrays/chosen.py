@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...base.errors import PipelineError
+from ....base.errors import PipelineError
 
 
 def chosen(tree: Any, keys: Any, owner: str, where: str) -> Any:

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ...base.errors import PipelineError
-from ..leaves import ArrayForm
-from ..tables.columns import ragged_form
-from ..tables.table import objects
-from .sqlite_database import Database, Parameters, quoted
+from ....base.errors import PipelineError
+from ...leaves import ArrayForm
+from ...tables.columns import ragged_form
+from ...tables.table import objects
+from .database import Database, Parameters, quoted
 
 _LOOKED_AT = 1 << 18  # rows whose types are looked at when a source is built
 _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)

@@ -1,7 +1,7 @@
 """SQLite: the rows of a query, found by a key, or read once into memory.
 
 key="id"         the keys are read once        batch: SELECT ... WHERE id IN (?, ?, ...)
-ORDER BY ...     all rows are read once, into memory (up to 1 GB)
+ORDER BY ...     all rows are read once, into memory
 """
 
 from __future__ import annotations
@@ -14,21 +14,26 @@ from typing import Any
 
 import numpy as np
 
-from ...base.errors import PipelineError
-from ..readers.arrays import take_rows
-from ..tables.table import Table
-from .sqlite_columns import Column, WrongTypeError, columns_of, fix_of
-from .sqlite_database import Database, Parameters, plain_parameters, quoted
+from ....base.errors import PipelineError
+from ...readers.arrays import take_rows
+from ...tables.table import Table
+from .columns import Column, WrongTypeError, columns_of, fix_of
+from .database import Database, Parameters, plain_parameters, quoted
 
 _MOST_AT_ONCE = 512  # keys of one statement
 _COMPARED = 1000  # rows of which the order is read twice
-_MOST_BYTES = 1 << 30  # of a result that is read into memory
 
 
 def sqlite_table(
-    path: Any, query: str, parameters: Any, key: str | None, blobs: Mapping[str, Any], owner: str
+    path: Any,
+    query: str,
+    parameters: Any,
+    key: str | None,
+    blobs: Mapping[str, Any],
+    most_bytes: int,
+    owner: str,
 ) -> Table:
-    """The rows of a query."""
+    """The rows of a query; without a key, `most_bytes` of them may be read into memory."""
     if not isinstance(query, str) or not query.strip():
         raise PipelineError(f"{owner}: `query` must be a SELECT, got {query!r:.60}.")
     query = query.strip().rstrip(";").rstrip()
@@ -43,7 +48,7 @@ def sqlite_table(
             f'`SELECT rowid, ...` with `key="rowid"` works for any table). Or end the query with '
             f"`ORDER BY id`: then all rows are read once, into memory."
         )
-    return WholeQuery(database, query, given, blobs)
+    return WholeQuery(database, query, given, blobs, most_bytes)
 
 
 def _has_order(query: str) -> bool:
@@ -237,9 +242,15 @@ class WholeQuery(_Query):
     quick = True
 
     def __init__(
-        self, database: Database, query: str, parameters: Parameters, blobs: Mapping[str, Any]
+        self,
+        database: Database,
+        query: str,
+        parameters: Parameters,
+        blobs: Mapping[str, Any],
+        most_bytes: int,
     ) -> None:
         super().__init__(database, query, parameters, blobs, "")
+        self._most = most_bytes
         self.name = f"{database.name}, in memory"
         self._length = self._parts[0]
         if not self._length:
@@ -257,11 +268,11 @@ class WholeQuery(_Query):
             chunks.append([self._values(at, columns[at], n) for at in self._sorted])
             size += sum(map(_bytes_of, chunks[-1]))
             n += len(rows)
-            if size > _MOST_BYTES:
+            if size > self._most:
                 raise PipelineError(
                     f"{self._database.owner}: without `key=`, all rows are read into memory, and "
-                    f"the first {n} take more than {_MOST_BYTES >> 30} GB; name a unique column "
-                    f'that has an index, `key="id"`, or choose fewer columns or rows.'
+                    f"the first {n} take more than `cache_bytes` ({self._most} bytes); name a "
+                    f'unique column that has an index, `key="id"`, or raise `cache_bytes`.'
                 )
         self._database.check()
         return n, [_joined(each) for each in zip(*chunks, strict=True)]

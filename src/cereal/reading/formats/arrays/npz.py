@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from ...base.errors import PipelineError
-from ..tables.chosen import chosen, mapped_tree
+from ....base.errors import PipelineError
+from .chosen import chosen, mapped_tree
 
 _LOCAL = struct.Struct("<4s5H3I2H")  # the header before every member
 _MOST_HEADER = 1 << 20  # bytes of the header of an array

@@ -19,7 +19,7 @@ from ..leaves import ArrayForm
 from ..read_context import read_context
 from ..readers.arrays import Arrays, take_rows
 from ..structure import flatten
-from .table import Table
+from ..tables.table import Table
 
 
 class ArraysTable(Table):

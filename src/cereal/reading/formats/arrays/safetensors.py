@@ -17,8 +17,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ...base.errors import PipelineError
-from ..tables.chosen import chosen, mapped_tree
+from ....base.errors import PipelineError
+from .chosen import chosen, mapped_tree
 
 _MOST_HEADER = 100_000_000
 _DTYPES: dict[str, Any] = {

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ...base.errors import PipelineError
-from ...base.extras import needs
-from ..tables.stored import StoredArray, StoredTable, Unreadable, stored_arrays, stored_in
-from ..tables.watched import WatchedFile
+from ....base.errors import PipelineError
+from ....base.extras import needs
+from ...files.watched import WatchedFile
+from .stored import StoredArray, StoredTable, Unreadable, stored_arrays, stored_in
 
 _METADATA = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 
@@ -25,14 +25,14 @@ class ZarrTable(StoredTable):
 
     _reopened = ("_store",)
 
-    def __init__(self, path: Path, keys: Any, owner: str) -> None:
+    def __init__(self, path: Path, keys: Any, owner: str, most_bytes: int = 1 << 30) -> None:
         if not path.exists():
             raise PipelineError(f"{owner}: {str(path)!r} does not exist.")
         self._owner, self.name, self._path = owner, path.name, os.path.abspath(path)
         self._built = time.time_ns()
         arrays = stored_arrays(_tree(self._store, ""), keys, owner, self.name, self._array)
         self._watched = [WatchedFile(file, owner) for file in self._metadata(arrays)]
-        super().__init__(arrays, owner)
+        super().__init__(arrays, owner, most_bytes)
 
     @cached_property
     def _store(self) -> Any:

@@ -11,9 +11,9 @@ import pytest
 from tests.sources.tars import npy
 
 from cereal import PipelineError
-from cereal.reading.tables import kept_index as module
-from cereal.reading.tables.kept_index import kept_index
-from cereal.reading.tables.watched import WatchedFile
+from cereal.reading.files import kept_index as module
+from cereal.reading.files.kept_index import kept_index
+from cereal.reading.files.watched import WatchedFile
 
 
 class Made:

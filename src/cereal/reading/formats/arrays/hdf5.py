@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ...base.errors import PipelineError
-from ...base.extras import needs
-from ...base.fitting import is_numeric
-from ..tables.stored import StoredArray, StoredTable, Unreadable, stored_arrays, stored_in
-from ..tables.watched import WatchedFile
+from ....base.errors import PipelineError
+from ....base.extras import needs
+from ....base.fitting import is_numeric
+from ...files.watched import WatchedFile
+from .stored import StoredArray, StoredTable, Unreadable, stored_arrays, stored_in
 
 _LEAST_PIECE = 1 << 15  # bytes: smaller chunks are read several at a time
 _UNCHUNKED_PIECE = 1 << 20  # bytes that are read at once of what has no chunks and cannot be mapped
@@ -30,14 +30,14 @@ class HDF5Table(StoredTable):
 
     _reopened = ("_file",)
 
-    def __init__(self, path: Path, keys: Any, owner: str) -> None:
+    def __init__(self, path: Path, keys: Any, owner: str, most_bytes: int = 1 << 30) -> None:
         self._owner, self.name = owner, path.name
         self._watched = [WatchedFile(path, owner)]
         tree = _tree(self._file, "", (self._file.id,))
         arrays = stored_arrays(tree, keys, owner, self.name, self._array)
         files = {name for array in stored_in(arrays) for name in self._other_files(array.name)}
         self._watched += [WatchedFile(name, owner) for name in sorted(files)]
-        super().__init__(arrays, owner)
+        super().__init__(arrays, owner, most_bytes)
         self.classes = {
             array.name: names for array in self._arrays if (names := self._names_of(array.name))
         }

@@ -4,7 +4,9 @@
     x  float32[1000, 3]            {"x": float32[3],               chunks of rows, each decoded once
     y  records (a, b)[1000]         "y": {"a": ..., "b": ...}}     while it is kept
 
-An array that lies in one piece in its file is mapped into memory instead.
+in one piece in its file      mapped into memory
+all fit into `most_bytes`     an array in memory, filled by the chunks that are needed
+larger                        chunks that were used last are kept, up to so many bytes
 """
 
 from __future__ import annotations
@@ -15,20 +17,20 @@ import threading
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from ...base.errors import PipelineError
-from ...base.fitting import is_numeric
-from ..leaves import ArrayForm
-from ..read_context import read_context
-from ..readers.arrays import take_rows
-from ..structure import flatten
+from ....base.errors import PipelineError
+from ....base.fitting import is_numeric
+from ...leaves import ArrayForm
+from ...read_context import read_context
+from ...readers.arrays import take_rows
+from ...structure import flatten
+from ...tables.columns import ragged_form
+from ...tables.table import Table, objects
 from .chosen import chosen, mapped_tree
-from .columns import ragged_form
-from .table import Table, objects
 
 _LOOKED_AT = 1 << 14  # rows of which the lengths are compared when a source is built
 
@@ -94,11 +96,13 @@ def _without_quiet(tree: Any, named: set[str]) -> Any:
 class StoredTable(Table):
     """A table of arrays of one length, which a library reads, or which are mapped."""
 
-    most_bytes: int = 1 << 30
-    """How many bytes of decoded pieces are kept."""
-    _reopened = ("_maps", "_pieces")
+    called = "chunks"
+    at_least: int = 1
+    """How many blocks are kept, however large they are."""
+    _reopened = ("_taken",)
 
-    def __init__(self, arrays: Any, owner: str) -> None:
+    def __init__(self, arrays: Any, owner: str, most_bytes: int) -> None:
+        self.most_bytes = most_bytes  # of decoded pieces that are kept
         self._arrays = stored_in(arrays)
         if not self._arrays:
             raise PipelineError(f"{owner}: {self.name} has no arrays.")
@@ -119,6 +123,20 @@ class StoredTable(Table):
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def sizes(self) -> Sequence[int] | None:
+        """About how many bytes each of its blocks takes when it is decoded."""
+        row = sum(array.row_bytes for array in self._arrays if array.place is None)
+        return None if self.blocks is None else (self.blocks * row).tolist()
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        return [] if self.blocks is None else self.blocks.tolist()
+
+    def keep_at_least(self, count: int) -> None:
+        """Lets it keep so many blocks; call it before the table is read."""
+        self.at_least = count
+
     @abstractmethod
     def check(self) -> None:
         """Raises if the files have changed."""
@@ -130,7 +148,7 @@ class StoredTable(Table):
     def _form(self, array: StoredArray) -> Any:
         if not array.ragged:
             return form_of_dtype(array.dtype, array.shape)
-        some = self._taken(array, np.arange(min(self._length, _LOOKED_AT)))
+        some = self._taken[array.name](np.arange(min(self._length, _LOOKED_AT)))
         lengths = [len(row) for row in some]
         least, most = min(lengths), max(lengths)
         if least != most:
@@ -138,50 +156,28 @@ class StoredTable(Table):
         return ArrayForm((least,), some[0].dtype)
 
     @cached_property
-    def _maps(self) -> dict[str, np.ndarray]:
-        return {
-            array.name: np.asarray(
-                np.memmap(path, dtype, "r", offset, (array.length, *array.shape))
-            )
-            for array in self._arrays
-            if array.place is not None
-            for path, offset, dtype in [array.place]
-        }
-
-    @cached_property
-    def _pieces(self) -> Pieces:
-        by_name = {array.name: array for array in self._arrays}
-        return Pieces(lambda name, numbers: self.read(by_name[name], numbers), self.most_bytes)
+    def _taken(self) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+        """For each array, a function that gives rows of it."""
+        plain = [x for x in self._arrays if x.place is None and not x.dtype.hasobject]
+        fits = sum(array.length * array.row_bytes for array in plain) <= self.most_bytes
+        pieces = Pieces(max(self.most_bytes, self.at_least * max(self.sizes or [0])))
+        found: dict[str, Any] = {}
+        for array in self._arrays:
+            if array.place is not None:
+                found[array.name] = Mapped(array)
+            elif fits and array in plain:
+                found[array.name] = Filled(array, partial(self.read, array))
+            else:
+                found[array.name] = InPieces(array, partial(self.read, array), pieces)
+        return found
 
     def take(self, indices: np.ndarray) -> list[Any]:
         self.check()
         indices = indices.astype(np.int64, copy=False)
         found: list[Any] = []
         for array in self._arrays:
-            found += columns_of_array(self._taken(array, indices), array.ragged)
+            found += columns_of_array(self._taken[array.name](indices), array.ragged)
         return found
-
-    def _taken(self, array: StoredArray, indices: np.ndarray) -> np.ndarray:
-        """Rows of an array."""
-        if array.place is not None:
-            mapped = self._maps[array.name]
-            if mapped.dtype.names is None:
-                return take_rows(mapped, indices, array.name)
-            return mapped[indices].astype(array.dtype, copy=False)
-        owner = indices // array.rows
-        first = owner[0] if len(owner) else 0
-        if (owner == first).all():
-            piece = self._pieces.get(array.name, [int(first)])[int(first)]
-            return take_plain(piece, indices - first * array.rows)
-        order = np.argsort(owner, kind="stable")
-        numbers, begins = np.unique(owner[order], return_index=True)
-        pieces = self._pieces.get(array.name, numbers.tolist())
-        plain = array.dtype.names is None and not array.dtype.hasobject
-        empty: Any = read_context().empty if plain else np.empty
-        out = empty((len(indices), *array.shape), array.dtype)
-        for number, lanes in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True):
-            out[lanes] = pieces[number][indices[lanes] - number * array.rows]
-        return out
 
 
 def stored_in(tree: Any) -> list[StoredArray]:
@@ -236,19 +232,81 @@ def _blocks(arrays: Sequence[StoredArray]) -> np.ndarray | None:
     return np.diff(begins, append=largest.length)
 
 
+Read = Callable[[Sequence[int]], list[np.ndarray]]  # numbers of pieces, which ascend -> the pieces
+
+
+class Mapped:
+    """Rows of an array that lies in one piece in a file."""
+
+    def __init__(self, array: StoredArray) -> None:
+        assert array.place is not None
+        path, offset, dtype = array.place
+        shape = (array.length, *array.shape)
+        self._values = np.asarray(np.memmap(path, dtype, "r", offset, shape))
+        self._name, self._dtype = array.name, array.dtype
+
+    def __call__(self, indices: np.ndarray) -> np.ndarray:
+        if self._dtype.names is None:
+            return take_rows(self._values, indices, self._name)
+        return self._values[indices].astype(self._dtype, copy=False)
+
+
+class Filled:
+    """Rows of an array that fits into memory, which is filled by those pieces that are needed."""
+
+    def __init__(self, array: StoredArray, read: Read) -> None:
+        self._array, self._read, self._lock = array, read, threading.Lock()
+        self._values = np.empty((array.length, *array.shape), array.dtype)
+        self._there = np.zeros(-(-array.length // array.rows), bool)
+        self.loads = 0  # how many pieces were read
+
+    def __call__(self, indices: np.ndarray) -> np.ndarray:
+        owner, rows = indices // self._array.rows, self._array.rows
+        if not self._there[owner].all():
+            with self._lock:
+                missing = np.unique(owner[~self._there[owner]]).tolist()
+                read = self._read(missing) if missing else []  # by another thread, meanwhile
+                for number, piece in zip(missing, read, strict=True):
+                    self._values[number * rows : number * rows + len(piece)] = piece
+                    self._there[number] = True
+                self.loads += len(missing)
+        return take_plain(self._values, indices)
+
+
+class InPieces:
+    """Rows of an array of which some pieces are kept."""
+
+    def __init__(self, array: StoredArray, read: Read, pieces: Pieces) -> None:
+        self._array, self._read, self.pieces = array, read, pieces
+
+    def __call__(self, indices: np.ndarray) -> np.ndarray:
+        array, get = self._array, partial(self.pieces.get, self._array.name, self._read)
+        owner = indices // array.rows
+        first = int(owner[0]) if len(owner) else 0
+        if (owner == first).all():
+            return take_plain(get([first])[first], indices - first * array.rows)
+        order = np.argsort(owner, kind="stable")
+        numbers, begins = np.unique(owner[order], return_index=True)
+        pieces = get(numbers.tolist())
+        plain = array.dtype.names is None and not array.dtype.hasobject
+        empty: Any = read_context().empty if plain else np.empty
+        out = empty((len(indices), *array.shape), array.dtype)
+        for number, lanes in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True):
+            out[lanes] = pieces[number][indices[lanes] - number * array.rows]
+        return out
+
+
 class Pieces:
     """Pieces of arrays, kept up to a number of bytes; those that are missing are read together."""
 
-    def __init__(
-        self, read: Callable[[str, Sequence[int]], list[np.ndarray]], most_bytes: int
-    ) -> None:
-        self._read, self._most = read, most_bytes
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self._kept: OrderedDict[tuple[str, int], tuple[np.ndarray, int]] = OrderedDict()
         self._bytes = 0
         self.loads = 0  # how many pieces were read
 
-    def get(self, name: str, numbers: Sequence[int]) -> dict[int, np.ndarray]:
+    def get(self, name: str, read: Read, numbers: Sequence[int]) -> dict[int, np.ndarray]:
         """These pieces of an array."""
         found = self._known(name, numbers)
         if len(found) == len(numbers):
@@ -257,11 +315,11 @@ class Pieces:
             found |= self._known(name, numbers)
             missing = [number for number in numbers if number not in found]
             if missing:
-                read = dict(zip(missing, self._read(name, missing), strict=True))
+                new = dict(zip(missing, read(missing), strict=True))
                 with self._lock:
-                    for number, piece in read.items():
+                    for number, piece in new.items():
                         self._put((name, number), piece)
-                found |= read
+                found |= new
         return found
 
     def _known(self, name: str, numbers: Sequence[int]) -> dict[int, np.ndarray]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ...base.errors import PipelineError
-from ..tables.watched import WatchedFile
+from ....base.errors import PipelineError
+from ...files.watched import WatchedFile
 
 _CACHE_KB = 64 << 10  # pages that each connection keeps
 _MOST_STEPS = 200_000  # of SQLite's machine, for a query that finds one row: about 4 ms

@@ -13,9 +13,9 @@ from typing import Any
 
 from ...base.errors import PipelineError
 from ...base.extras import needs
+from ..files.watched import WatchedFile
+from ..tables.pieces import PiecedTable
 from .arrow_columns import content_digest, parts_of
-from .pieces import PiecedTable
-from .watched import WatchedFile
 
 _AT_ONCE = 16  # files that are looked at before each batch
 # What may have been done to a mapped table that pyarrow alone can do again.

@@ -21,12 +21,12 @@ from ...base.errors import PipelineError
 from ...base.extras import needs
 from ..leaves import OBJECT, ArrayForm
 from ..structure import flatten
+from ..tables.columns import Numbers, Objects, Ragged, ragged_form
+from ..tables.pieces import PiecedTable
+from ..tables.table import objects
 from .arranged import Arrangement, arranged_form, arranged_parts
 from .blobs import blobs_of
-from .columns import Numbers, Objects, Ragged, ragged_form
 from .dictionaries import Dictionaries, has_dictionary
-from .pieces import PiecedTable
-from .table import objects
 
 _LOOKED_AT = 1 << 20  # rows of list columns whose lengths are compared when a source is built
 
