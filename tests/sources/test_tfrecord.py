@@ -104,6 +104,15 @@ def test_a_stale_or_damaged_index_is_made_again(path: Path, tmp_path: Path) -> N
     assert read(TFRecordSource(path, FEATURES, "sequential")) == [0, 100, 200, 300]
 
 
+@pytest.mark.parametrize("starts", [[], [0], [0, 5, 9], [[0]], [0.5]])
+def test_an_index_that_somebody_else_wrote_is_not_believed(path: Path, starts: Any) -> None:
+    TFRecordSource(path, FEATURES)
+    with np.load(index_of(path)) as entries:
+        kept = {**entries, "starts": np.array(starts)}
+    np.savez(index_of(path), **kept)
+    assert len(TFRecordSource(path, FEATURES)) == N
+
+
 def test_where_nobody_may_write_it_is_kept_elsewhere(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

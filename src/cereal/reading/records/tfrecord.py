@@ -57,13 +57,12 @@ class TFRecordFiles(RecordFiles):
 
     def _starts(self, number: int) -> np.ndarray:
         """int64[n + 1]: where the records of a file begin; at last, where it ends."""
-        found = self._places.get(number)
+        found: Any = self._places.get(number)
         if found is None:
             file = self._files[number]
             make = lambda: {"starts": find_records(file.path, file.size, self._owner)}  # noqa: E731
-            found = kept_index(file, _KIND, make)["starts"]
-            whole = found[[0, -1]].tolist() == [0, file.size]
-            if not whole or (np.diff(found) < _HEAD + _TAIL).any():  # somebody else wrote it
+            found = kept_index(file, _KIND, make).get("starts")
+            if not _is_index(found, file.size):  # somebody else wrote it
                 found = make()["starts"]
             self._places[number] = found
         return found
@@ -83,17 +82,16 @@ class TFRecordFiles(RecordFiles):
     def _check(
         self, number: int, records: list[int], whole: Any, data: list[bytes], sizes: list[int]
     ) -> None:
-        """Compares lengths and checksums with those that the file states."""
-        heads = b"".join([each[:_HEAD] for each in whole])
+        """Compares each length with the index, whose lengths were checked, and the checksums."""
+        heads = b"".join([each[:8] for each in whole])
         tails = b"".join([each[-_TAIL:] for each in whole])
-        if len(heads) == _HEAD * len(whole) and len(tails) == _TAIL * len(whole):
-            stated = np.frombuffer(heads, "<u8,<u4")["f0"].tolist()
-            right = [size == n + _HEAD + _TAIL for size, n in zip(sizes, stated, strict=True)]
-            sums = np.frombuffer(tails, "<u4") == masked(crc32c(data))
-            if all(right) and sums.all() and _right_heads(heads).all():
+        complete = list(map(len, whole)) == sizes
+        if complete:
+            right = np.frombuffer(heads, "<u8") == np.array(sizes, np.uint64) - (_HEAD + _TAIL)
+            right &= np.frombuffer(tails, "<u4") == masked(crc32c(data))
+            if right.all():
                 return
-            heads_right = _right_heads(heads)
-            at = next(k for k in range(len(data)) if not (right[k] and sums[k] and heads_right[k]))
+            at = int(np.argmin(right))
         else:
             at = next(k for k, each in enumerate(whole) if len(each) != sizes[k])
         place = int(self._starts(number)[records[at]])
@@ -102,6 +100,13 @@ class TFRecordFiles(RecordFiles):
             f"damaged: its checksum is wrong; get the file again, or leave such elements out: "
             f'`DataLoader(..., on_error="skip")`.'
         )
+
+
+def _is_index(starts: Any, size: int) -> bool:
+    """Whether these may be the places of the records of a file of this size."""
+    if starts is None or starts.dtype != np.int64 or starts.ndim != 1 or not len(starts):
+        return False
+    return starts[0] == 0 and starts[-1] == size and not (np.diff(starts) < _HEAD + _TAIL).any()
 
 
 def _right_heads(heads: bytes) -> np.ndarray:
