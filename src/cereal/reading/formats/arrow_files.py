@@ -22,7 +22,7 @@ from ..tables.arranged import arranged_form, arranged_parts, names_in
 from ..tables.arrow_columns import checked_fill, form_of_pieces, parts_of, tree_of_parts
 from ..tables.columns import Numbers
 from ..tables.dictionaries import Dictionaries, has_dictionary
-from ..tables.pieces import PiecedTable
+from ..tables.packed import PackedTable
 from ..tables.watched import WatchedFile
 from .files import files_of, name_of
 from .schemas import check_alike, chosen, pruned
@@ -31,7 +31,7 @@ _ENDINGS = (".arrow", ".feather", ".ipc")
 _LOOKED_AT = 8  # record batches from which lists take their lengths
 
 
-class ArrowFilesTable(PiecedTable):
+class ArrowFilesTable(PackedTable):
     """The rows of Arrow files."""
 
     called = "record batches"
@@ -69,6 +69,7 @@ class ArrowFilesTable(PiecedTable):
         form = form_of_pieces(self._schema, (parts_of(b, self._fill, self._known) for b in first))
         self.form = arranged_form(form, self._arranged, owner)
         self.quick = self.files[self._batches[0][0]].holds(self._batch(0))
+        self.packs = not self.quick
         self.sizes = None if self.quick else [n * self._row_size for n in self.lengths]
 
     def _one_schema(self, columns: Any) -> Any:

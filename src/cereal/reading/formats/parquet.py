@@ -19,7 +19,7 @@ from ..structure import flatten
 from ..tables.arranged import arranged_form, arranged_parts, names_in
 from ..tables.arrow_columns import checked_fill, form_of_pieces, parts_of, tree_of_parts
 from ..tables.dictionaries import Dictionaries, has_dictionary
-from ..tables.pieces import PiecedTable
+from ..tables.packed import PackedTable
 from ..tables.watched import WatchedFile
 from .files import files_of, name_of
 from .schemas import check_alike, chosen
@@ -28,7 +28,7 @@ _ENDINGS = (".parquet", ".parq", ".pq")
 _LOOKED_AT = 1 << 26  # bytes of row groups that are read if only the data says how long lists are
 
 
-class ParquetTable(PiecedTable):
+class ParquetTable(PackedTable):
     """The rows of Parquet files. Only their footers are read when it is made.
 
     (If there are columns of categories, these columns are read too, to number all categories.)

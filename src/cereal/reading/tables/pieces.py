@@ -67,20 +67,28 @@ class PiecedTable(Table):
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self.lengths) else 0
 
+    def columns_of(self, number: int, rows: np.ndarray) -> list[Any]:
+        """These rows of a piece, a column for each leaf."""
+        return [part.take(rows) for part in self.piece(number)]
+
+    def one_piece(self, indices: np.ndarray) -> int | None:
+        """The piece in which all of these rows are; None if there are several."""
+        if len(self.lengths) == 1 or not len(indices):
+            return 0
+        first, last = self._ends.searchsorted((indices.min(), indices.max()), "right").tolist()
+        return first if first == last else None
+
     def take(self, indices: np.ndarray) -> list[Any]:
         indices = indices.astype(np.int64, copy=False)
-        if len(self.lengths) == 1:
-            return [part.take(indices) for part in self.piece(0)]
+        first = self.one_piece(indices)
+        if first is not None:
+            return self.columns_of(first, indices - (self._ends[first] - self.lengths[first]))
         owner = np.searchsorted(self._ends, indices, side="right")
-        first = int(owner[0]) if len(owner) else 0
-        if (owner == first).all():
-            local = indices - (self._ends[first] - self.lengths[first])
-            return [part.take(local) for part in self.piece(first)]
         found = []
         for number in np.unique(owner).tolist():
             lanes = np.flatnonzero(owner == number)
             local = indices[lanes] - (self._ends[number] - self.lengths[number])
-            found.append((lanes, [part.take(local) for part in self.piece(number)]))
+            found.append((lanes, self.columns_of(number, local)))
         n = len(indices)
         return [
             joined(n, [(lanes, columns[leaf]) for lanes, columns in found])
