@@ -32,6 +32,8 @@ def test_files_that_are_not_there_are_named_with_those_that_are(tmp_path: Path) 
     (tmp_path / "empty").mkdir()
     with pytest.raises(PipelineError, match=r"has no files that end in \.parquet.* is empty"):
         ParquetSource(tmp_path / "empty")
+    with pytest.raises(PipelineError, match="is an address, and cereal reads files of this mach"):
+        ParquetSource("s3://bucket/a.parquet")
     with pytest.raises(PipelineError, match="is named twice"):
         ParquetSource([tmp_path, tmp_path / "a.parquet"])
     for wrong in ([], 3, None):
@@ -119,3 +121,15 @@ def test_a_file_that_changes_is_refused(tmp_path: Path) -> None:
         os.remove(path)
         with pytest.raises(PipelineError, match=r"a\.parquet' is gone"):
             loader.batch_at(0, 5)
+
+
+def test_what_pyarrow_has_opened_already_is_refused_with_the_line_to_write(path: Path) -> None:
+    data = import_module("pyarrow.dataset").dataset(str(path))
+    with pytest.raises(PipelineError, match=r"SystemDataset .*`ParquetSource\(dataset.files\)`"):
+        DataLoader([data, BatchTransform(2)])
+    assert len(ParquetSource(data.files)) == 10
+    with (
+        pq.ParquetFile(path) as file,
+        pytest.raises(PipelineError, match=r"Source\(path\)`"),
+    ):
+        DataLoader([file, BatchTransform(2)])

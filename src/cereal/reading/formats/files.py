@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from ...base.errors import PipelineError
 from ...base.paths import as_path
 from ..tables.watched import WatchedFile
+
+_ADDRESS = re.compile(r"\w{2,}:/")  # s3://..., after `Path` has made one slash of two
 
 
 def files_of(paths: Any, endings: Sequence[str], owner: str) -> list[WatchedFile]:
@@ -40,6 +43,11 @@ def files_of(paths: Any, endings: Sequence[str], owner: str) -> list[WatchedFile
 
 
 def _meant(path: Path, endings: Sequence[str], owner: str) -> list[str]:
+    if _ADDRESS.match(str(path)):
+        raise PipelineError(
+            f"{owner}: {str(path)!r} is an address, and cereal reads files of this machine; copy "
+            f"them first."
+        )
     if path.is_dir():
         inside = [
             str(each)
