@@ -8,7 +8,7 @@
 
     CaptureWarning    (UserWarning)  a large dataset is being written into a compiled program
     EpochWarning      (UserWarning)  a loop over epochs sees one epoch again, or nothing
-    OptionWarning     (UserWarning)  an option that has no effect
+    OptionWarning     (UserWarning)  an option that has no effect, or makes a pipeline slow
 
 Each message says what was wrong, where, and ends with what to do.
 """
@@ -171,7 +171,7 @@ class EpochWarning(UserWarning):
 
 
 class OptionWarning(UserWarning):
-    """An option that has no effect on this pipeline.
+    """An option that has no effect on this pipeline, or that makes it needlessly slow.
 
     >>> import cereal, warnings
     >>> with warnings.catch_warnings(record=True) as caught:

@@ -99,7 +99,8 @@ class DataBlocks(Order):
         inside = (position - begin).astype(np.uint32)
         inside = permute_lanes(inside, seeds, (end - begin).astype(np.uint32))
         position = begin + inside.astype(position.dtype)
-        slot = _last_begun(begin_of, position, self.count)
+        if together > 1:  # otherwise it is still in the same slot
+            slot = _last_begun(begin_of, position, self.count)
         block = gathered(blocks, column * np.int32(self.count) + slot.astype(np.int32))
         start = gathered(self.starts, block).astype(position.dtype)
         return start + (position - begin_of(slot))

@@ -25,13 +25,13 @@ from ..files.watched import WatchedFile
 from ..leaves import OBJECT
 from ..structure import flatten
 from ..tables.columns import Numbers
-from ..tables.pieces import PiecedTable
+from ..tables.packed import PackedTable
 
 _ENDINGS = (".arrow", ".feather", ".ipc")
 _LOOKED_AT = 8  # record batches from which lists take their lengths
 
 
-class ArrowFilesTable(PiecedTable):
+class ArrowFilesTable(PackedTable):
     """The rows of Arrow files."""
 
     called = "record batches"
@@ -69,6 +69,7 @@ class ArrowFilesTable(PiecedTable):
         form = form_of_pieces(self._schema, (parts_of(b, self._fill, self._known) for b in first))
         self.form = arranged_form(form, self._arranged, owner)
         self.quick = self.files[self._batches[0][0]].holds(self._batch(0))
+        self.packs = not self.quick
         self.sizes = None if self.quick else [n * self._row_size for n in self.lengths]
 
     def _one_schema(self, columns: Any) -> Any:

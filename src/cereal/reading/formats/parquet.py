@@ -22,13 +22,14 @@ from ..files.file_list import name_of, watched_files
 from ..files.watched import WatchedFile
 from ..leaves import OBJECT
 from ..structure import flatten
-from ..tables.pieces import PiecedTable
+from ..tables.packed import PackedTable
 
 _ENDINGS = (".parquet", ".parq", ".pq")
+_SIZED = 16  # row groups from which the sizes of all are estimated, if there is text in them
 _LOOKED_AT = 1 << 26  # bytes of row groups that are read if only the data says how long lists are
 
 
-class ParquetTable(PiecedTable):
+class ParquetTable(PackedTable):
     """The rows of Parquet files. Only their footers are read when it is made.
 
     (If there are columns of categories, these columns are read too, to number all categories.)
@@ -68,7 +69,7 @@ class ParquetTable(PiecedTable):
         self.classes = self._known.classes
         form = form_of_pieces(self._schema, self._first_pieces())
         self.form = arranged_form(form, self._arranged, owner)
-        self.sizes = [self._size(number) for number in range(len(self._groups))]
+        self.sizes = self._sizes()
 
     def _one_schema(self, columns: Any) -> Any:
         """The schema of the chosen columns, which all files must have."""
@@ -117,15 +118,28 @@ class ParquetTable(PiecedTable):
         file, group = self._groups[number]
         return self._footer(file).row_group(group)
 
-    def _size(self, number: int) -> int:
-        """About how many bytes a row group has when it is decoded."""
-        group = self._group(number)
+    def _sizes(self) -> list[int]:
+        """About how many bytes each row group has when it is decoded."""
         leaves = flatten(self.form)[0]
         plain = [leaf for leaf in leaves if leaf.dtype != OBJECT]
-        row = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in plain)
-        objects = (len(leaves) - len(plain)) * 8  # their offsets; what they hold is counted below
-        encoded = group.total_byte_size if objects else 0
-        return group.num_rows * (row + objects) + encoded
+        row = float(sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in plain))
+        if len(plain) < len(leaves):  # of text: the offsets, and what it takes in the file
+            seen = range(min(_SIZED, len(self._groups)))
+            encoded = sum(self._encoded(number) for number in seen)
+            rows = sum(self.lengths[number] for number in seen)
+            row += 8 * (len(leaves) - len(plain)) + encoded / rows
+        return [int(row * n) for n in self.lengths]
+
+    def _encoded(self, number: int) -> int:
+        """How many bytes the chosen columns of a row group have, before they are decoded."""
+        group = self._group(number)
+        chunks = [group.column(at) for at in range(group.num_columns)]
+        names = tuple(f"{name}." for name in self._names)
+        return sum(
+            each.total_uncompressed_size
+            for each in chunks
+            if f"{each.path_in_schema}.".startswith(names)
+        )
 
     def _read(self, number: int, names: Sequence[str]) -> Any:
         file, group = self._groups[number]

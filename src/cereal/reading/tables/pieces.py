@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..read_context import read_context
+from ..structure import flatten
 from .scattered import Scattered
 from .table import Table
 
@@ -78,29 +79,42 @@ class PiecedTable(Table):
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self.lengths) else 0
 
+    def columns_of(self, number: int, rows: np.ndarray) -> list[Any]:
+        """These rows of a piece, a column for each leaf."""
+        return [part.take(rows) for part in self.piece(number)]
+
+    def one_piece(self, indices: np.ndarray) -> int | None:
+        """The piece in which all of these rows are; None if there are several."""
+        if len(self.lengths) == 1 or not len(indices):
+            return 0
+        first, last = self._ends.searchsorted((indices.min(), indices.max()), "right").tolist()
+        return first if first == last else None
+
     def take(self, indices: np.ndarray) -> list[Any]:
         indices = indices.astype(np.int64, copy=False)
-        if len(self.lengths) == 1:
-            return [part.take(indices) for part in self.piece(0)]
+        first = self.one_piece(indices)
+        if first is not None:
+            return self.columns_of(first, indices - (self._ends[first] - self.lengths[first]))
         owner = np.searchsorted(self._ends, indices, side="right")
-        first = int(owner[0]) if len(owner) else 0
-        if (owner == first).all():
-            local = indices - self._begins[first]
-            return [part.take(local) for part in self.piece(first)]
         return self._take_from(owner, indices - self._begins[owner])
+
+    @cached_property
+    def _leaves(self) -> range:
+        return range(len(flatten(self.form)[0]))
 
     def _take_from(self, owner: np.ndarray, rows: np.ndarray) -> list[Any]:
         """Rows of several pieces, `owner`."""
-        leaves = range(len(self.piece(int(owner[0]))))
         if not self.stays:
-            return self._piece_by_piece(owner, rows, list(leaves))
+            return _by_piece(owner, rows, self.columns_of, len(self._leaves))
         part = lambda number, leaf: self.piece(number)[leaf]  # noqa: E731
         found = [
             self._scattered(leaf).take(lambda number, leaf=leaf: part(number, leaf), owner, rows)
-            for leaf in leaves
+            for leaf in self._leaves
         ]
-        rest = [leaf for leaf in leaves if found[leaf] is None]
-        for leaf, column in zip(rest, self._piece_by_piece(owner, rows, rest), strict=True):
+        rest = [leaf for leaf in self._leaves if found[leaf] is None]
+        some = lambda number, rows: [part(number, leaf).take(rows) for leaf in rest]  # noqa: E731
+        columns = _by_piece(owner, rows, some, len(rest))
+        for leaf, column in zip(rest, columns, strict=True):
             found[leaf] = column
         return found
 
@@ -109,17 +123,16 @@ class PiecedTable(Table):
             self._places.setdefault(leaf, Scattered(len(self.lengths)))
         return self._places[leaf]
 
-    def _piece_by_piece(
-        self, owner: np.ndarray, rows: np.ndarray, leaves: Sequence[int]
-    ) -> list[Any]:
-        found = []
-        for number in np.unique(owner).tolist() if leaves else ():
-            lanes, parts = np.flatnonzero(owner == number), self.piece(number)
-            found.append((lanes, [parts[leaf].take(rows[lanes]) for leaf in leaves]))
-        return [
-            joined(len(rows), [(lanes, columns[at]) for lanes, columns in found])
-            for at in range(len(leaves))
-        ]
+
+def _by_piece(owner: np.ndarray, rows: np.ndarray, read: Any, width: int) -> list[Any]:
+    """So many columns of rows of several pieces; `read(number, rows)` gives those of one piece."""
+    found = []
+    for number in np.unique(owner).tolist() if width else ():
+        lanes = np.flatnonzero(owner == number)
+        found.append((lanes, read(number, rows[lanes])))
+    return [
+        joined(len(rows), [(lanes, columns[at]) for lanes, columns in found]) for at in range(width)
+    ]
 
 
 def joined(n: int, found: list[tuple[np.ndarray, Any]]) -> Any:
