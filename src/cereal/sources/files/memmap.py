@@ -80,13 +80,14 @@ class MemmapSource(HostIndexed[Any]):
     ) -> None:
         hint = "None leaves it to the loader"
         ahead = as_optional_count(prefetch_size, "prefetch_size", _OWNER, hint=hint) or 0
-        where, fix = "", ""
+        where, fix, ragged = "", "", False
         if isinstance(data, str | os.PathLike):
             where, fix = Path(data).name, ', or choose arrays by `keys=["...", "..."]`'
             data = open_arrays(data, _OWNER, keys)
+            ragged = any(isinstance(leaf, RaggedFile) for leaf in jax.tree.leaves(data))
         else:
             _refuse_paths(data, keys)
-        if any(isinstance(leaf, RaggedFile) for leaf in jax.tree.leaves(data)):
+        if ragged:
             table = ArrayFolderTable(data, where, _OWNER)
             n, rows, spec = len(table), _RaggedRows(table), spec_of_table(table)
         else:
