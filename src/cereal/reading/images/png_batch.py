@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...base.extras import needs
+from ..read_context import read_context
 
 _BEGIN = b"\x89PNG\r\n\x1a\n"
 _MODES = {1: ("L", 0), 2: ("LA", 4), 3: ("RGB", 2), 4: ("RGBA", 6)}  # channels: Pillow's, PNG's
@@ -42,7 +43,7 @@ def decode_pngs(files: Sequence[bytes], shape: tuple[int, ...], owner: str) -> n
     if at_once < 8:  # the copies take longer than opening the files
         return None
     head, size = _head(height, width, channels), height * (width * channels + 1)
-    out = np.empty((len(files), *shape), np.uint8)
+    out = read_context().empty((len(files), *shape), np.uint8)
     for begin in range(0, len(files), at_once):
         rows = [_filtered(file, head, size) for file in files[begin : begin + at_once]]
         if None in rows:
