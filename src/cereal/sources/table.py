@@ -80,6 +80,9 @@ class TableSource(HostIndexed[Any]):
     def _sample(self) -> Any:
         return sample_of(self)
 
+    def _filler(self) -> Any:
+        return self.data.sample  # None if no row was read yet: then one of the batch is repeated
+
     @property
     def _label(self) -> str:
         table = self.data.table

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ..read_context import read_context
-from ..structure import flatten
 from .scattered import Scattered
 from .table import Table
 
@@ -98,22 +97,19 @@ class PiecedTable(Table):
         owner = np.searchsorted(self._ends, indices, side="right")
         return self._take_from(owner, indices - self._begins[owner])
 
-    @cached_property
-    def _leaves(self) -> range:
-        return range(len(flatten(self.form)[0]))
-
     def _take_from(self, owner: np.ndarray, rows: np.ndarray) -> list[Any]:
         """Rows of several pieces, `owner`."""
         if not self.stays:
-            return _by_piece(owner, rows, self.columns_of, len(self._leaves))
+            return _by_piece(owner, rows, self.columns_of)
+        leaves = range(len(self.piece(int(owner[0]))))
         part = lambda number, leaf: self.piece(number)[leaf]  # noqa: E731
         found = [
             self._scattered(leaf).take(lambda number, leaf=leaf: part(number, leaf), owner, rows)
-            for leaf in self._leaves
+            for leaf in leaves
         ]
-        rest = [leaf for leaf in self._leaves if found[leaf] is None]
+        rest = [leaf for leaf in leaves if found[leaf] is None]
         some = lambda number, rows: [part(number, leaf).take(rows) for leaf in rest]  # noqa: E731
-        columns = _by_piece(owner, rows, some, len(rest))
+        columns = _by_piece(owner, rows, some) if rest else []
         for leaf, column in zip(rest, columns, strict=True):
             found[leaf] = column
         return found
@@ -124,14 +120,15 @@ class PiecedTable(Table):
         return self._places[leaf]
 
 
-def _by_piece(owner: np.ndarray, rows: np.ndarray, read: Any, width: int) -> list[Any]:
-    """So many columns of rows of several pieces; `read(number, rows)` gives those of one piece."""
+def _by_piece(owner: np.ndarray, rows: np.ndarray, read: Any) -> list[Any]:
+    """Columns of rows of several pieces; `read(number, rows)` gives those of one piece."""
     found = []
-    for number in np.unique(owner).tolist() if width else ():
+    for number in np.unique(owner).tolist():
         lanes = np.flatnonzero(owner == number)
         found.append((lanes, read(number, rows[lanes])))
     return [
-        joined(len(rows), [(lanes, columns[at]) for lanes, columns in found]) for at in range(width)
+        joined(len(rows), [(lanes, columns[at]) for lanes, columns in found])
+        for at in range(len(found[0][1]))
     ]
 
 
