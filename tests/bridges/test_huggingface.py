@@ -139,7 +139,7 @@ def test_read_once_it_trains_in_one_program() -> None:
 
 def test_the_guides_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    guide = Path(__file__).parents[2] / "docs" / "all-of-cereal.md"
+    guide = Path(__file__).parents[2] / "docs" / "formats.md"
     section = guide.read_text().partition("## Hugging Face\n")[2].partition("\n## ")[0]
     (block,) = re.findall(r"^```py\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {"np": np, **vars(cereal)}
