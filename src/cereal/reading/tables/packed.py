@@ -18,45 +18,48 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import PipelineError
-from ...base.fitting import canonical, is_numeric, narrowed
+from ...base.fitting import canonical, check_fits, is_numeric
 from ..leaves import OBJECT, ArrayForm
 from ..read_context import read_context
 from ..structure import flatten
 from .columns import Numbers
 from .pieces import Kept, PiecedTable
-from .table import narrow_column
 
 _WORTH_IT = 4  # columns of one dtype, from which on packing a piece is quicker than it costs
 
 
 class Packed:
-    """Room for n rows of columns of these forms."""
+    """Room for n rows of columns of these forms, with the dtypes that JAX has now."""
 
     def __init__(self, forms: Sequence[ArrayForm], n: int) -> None:
-        self._count = len(forms)
+        self._forms = forms
         self.filled: set[int] = set()  # where the pieces begin that are there
         self._together: list[tuple[list[int], np.ndarray]] = []  # leaves, and [leaves, n]
         self._alone: list[tuple[int, np.ndarray]] = []  # a leaf, and [n, ...]
-        for leaves in _by_dtype(forms).values():
-            self._together.append((leaves, np.empty((len(leaves), n), forms[leaves[0]].dtype)))
+        for dtype, leaves in _by_dtype(forms).items():
+            self._together.append((leaves, np.empty((len(leaves), n), dtype)))
         for leaf, form in enumerate(forms):
             if form.shape:
-                self._alone.append((leaf, np.empty((n, *form.shape), form.dtype)))
+                self._alone.append((leaf, np.empty((n, *form.shape), canonical(form.dtype))))
 
     def put(self, begin: int, parts: Sequence[Any]) -> bool:
         """Copies the parts of a piece to the rows from `begin` on.
 
-        False, and the rows stay empty, if a value is missing, or a part has another form.
+        False, and the rows stay empty, if a value is missing, if a part has another form, or if a
+        number does not fit JAX's dtype.
         """
-        places = [(leaf, room[at]) for leaves, room in self._together
-                  for at, leaf in enumerate(leaves)]  # fmt: skip
-        for leaf, room in [*places, *self._alone]:
-            part = parts[leaf]
-            if not isinstance(part, Numbers) or part.missing is not None:
+        for part, form in zip(parts, self._forms, strict=True):
+            if not isinstance(part, Numbers) or part.missing is not None or part.form != form:
                 return False
-            if part.form != ArrayForm(room.shape[1:], room.dtype):
+            try:
+                check_fits(part.values)
+            except PipelineError:
                 return False
-        for leaf, room in [*places, *self._alone]:
+        for leaves, room in self._together:
+            for at, leaf in enumerate(leaves):
+                values = parts[leaf].values
+                room[at, begin : begin + len(values)] = values
+        for leaf, room in self._alone:
             values = parts[leaf].values
             room[begin : begin + len(values)] = values
         self.filled.add(begin)
@@ -64,36 +67,25 @@ class Packed:
 
     def take(self, rows: np.ndarray) -> list[Any]:
         """A column for each leaf."""
-        columns: list[Any] = [None] * self._count
+        columns: list[Any] = [None] * len(self._forms)
+        empty = read_context().empty
         for leaves, room in self._together:
-            for leaf, column in zip(leaves, _gathered(room, rows), strict=True):
+            out = empty((len(leaves), len(rows)), room.dtype)
+            room.take(rows, 1, out, "clip")
+            for leaf, column in zip(leaves, out, strict=True):
                 columns[leaf] = column
         for leaf, room in self._alone:
-            columns[leaf] = Numbers(room).take(rows)
+            out = empty((len(rows), *room.shape[1:]), room.dtype)
+            columns[leaf] = room.take(rows, 0, out, "clip")
         return columns
 
 
-def _gathered(room: np.ndarray, rows: np.ndarray) -> Sequence[Any]:
-    """room[:, rows], with the dtype that JAX has."""
-    dtype = canonical(room.dtype)
-    if len(room) == 1:
-        return [Numbers(room[0]).take(rows)]
-    if dtype == room.dtype:
-        out = read_context().empty((len(room), len(rows)), dtype)
-        return list(room.take(rows, 1, out, "clip"))
-    found = room.take(rows, 1)
-    try:
-        return list(narrowed(found, dtype))
-    except PipelineError:
-        return [narrow_column(column) for column in found]
-
-
 def _by_dtype(forms: Sequence[ArrayForm]) -> dict[Any, list[int]]:
-    """The leaves that are single numbers, by dtype."""
+    """The leaves that are single numbers, by the dtype that JAX has for them."""
     found: dict[Any, list[int]] = {}
     for leaf, form in enumerate(forms):
         if not form.shape:
-            found.setdefault(form.dtype, []).append(leaf)
+            found.setdefault(canonical(form.dtype), []).append(leaf)
     return found
 
 
@@ -108,12 +100,20 @@ class PackedPiece:
         return self.packed.take(rows + self.begin)
 
 
+@dataclasses.dataclass
+class _Store:
+    """What is kept of a table."""
+
+    kept: Kept
+    whole: Packed | None  # room for all rows, if they fit
+
+
 class PackedTable(PiecedTable):
     """A table in pieces that packs what it has read."""
 
     packs: bool = True
     """Whether pieces are copied into packed arrays; not, if they lie in the memory of a file."""
-    _reopened = ("_whole",)
+    _reopened = ("_stores",)
 
     @cached_property
     def _forms(self) -> list[ArrayForm] | None:
@@ -125,24 +125,37 @@ class PackedTable(PiecedTable):
         return forms if plain else None
 
     @cached_property
-    def _whole(self) -> Packed | None:
+    def _stores(self) -> dict[Any, _Store]:
+        return {}
+
+    @property
+    def _store(self) -> _Store:
+        """What is kept with the dtypes that JAX has now (`jax_enable_x64`)."""
+        wide = canonical(np.int64)
+        found = self._stores.get(wide)
+        if found is None:
+            made = _Store(Kept(self._load_packed, self.most_bytes, self.at_least), self._room())
+            found = self._stores.setdefault(wide, made)
+        return found
+
+    @property
+    def _kept(self) -> Kept:  # type: ignore[override]
+        return self._store.kept
+
+    def _room(self) -> Packed | None:
         """Room for all rows, if they fit. (Memory that nobody has written to yet takes none.)"""
         if self._forms is None:
             return None
-        row = sum(math.prod(form.shape) * np.dtype(form.dtype).itemsize for form in self._forms)
+        row = sum(math.prod(f.shape) * canonical(f.dtype).itemsize for f in self._forms)
         return Packed(self._forms, len(self)) if row * len(self) <= self.most_bytes else None
-
-    @cached_property
-    def _kept(self) -> Kept:
-        return Kept(self._load_packed, self.most_bytes, self.at_least)
 
     def _load_packed(self, number: int) -> tuple[Any, int]:
         parts, size = self.load(number)
-        whole, begin = self._whole, int(self._ends[number] - self.lengths[number])
-        if whole is not None:
-            if whole.put(begin, parts):
-                return PackedPiece(whole, begin), 0
-            self._whole = None  # a value is missing: from now on, pieces are kept one by one
+        store, begin = self._store, int(self._ends[number] - self.lengths[number])
+        if store.whole is not None:
+            if store.whole.put(begin, parts):
+                return PackedPiece(store.whole, begin), 0
+            store.whole = None  # a value is missing: from now on, pieces are kept one by one
         elif self._forms and max(map(len, _by_dtype(self._forms).values()), default=0) >= _WORTH_IT:
             packed = Packed(self._forms, self.lengths[number])
             if packed.put(0, parts):
@@ -154,7 +167,7 @@ class PackedTable(PiecedTable):
         return piece.take(rows) if isinstance(piece, PackedPiece) else _each(piece, rows)
 
     def take(self, indices: np.ndarray) -> list[Any]:
-        whole = self._whole
+        whole = self._store.whole
         if whole is None or not self._is_in(whole, indices):
             return super().take(indices)
         return whole.take(indices)
