@@ -155,3 +155,19 @@ def test_two_columns_of_one_name_are_refused() -> None:
 def test_a_table_without_rows_is_refused() -> None:
     with pytest.raises(PipelineError, match="no rows"):
         DatasetSource(pa.table({"a": pa.array([], pa.int32())}))
+
+
+@pytest.mark.parametrize("size", [2, -1])
+def test_lists_with_gaps_give_arrays_where_nothing_is_missing(size: int) -> None:
+    kind = pa.list_(pa.int32(), size)
+    first = pa.table({"x": pa.array([[0, 0], [1, 2], None], kind)}).slice(1)
+    second = pa.table({"x": pa.array([[3, 4], [5, None]], kind)})
+    seen: list[Any] = []
+    see = HostMapTransform(lambda element: seen.append(element["x"]) or 0)
+    source = DatasetSource(pa.concat_tables([first, second]), ordering="sequential")
+    with DataLoader([source, see, BatchTransform(4)], workers=0) as loader:
+        rows(loader)
+    for found, wanted in zip(seen[-4:], ([1, 2], None, [3, 4], [5, None]), strict=True):
+        whole = wanted is not None and None not in wanted
+        assert isinstance(found, np.ndarray) == whole
+        assert (found.tolist() if whole else found) == wanted

@@ -133,3 +133,14 @@ def test_what_pyarrow_has_opened_already_is_refused_with_the_line_to_write(path:
         pytest.raises(PipelineError, match=r"Source\(path\)`"),
     ):
         DataLoader([file, BatchTransform(2)])
+
+
+def test_a_column_whose_name_is_that_of_a_field_of_a_struct(tmp_path: Path) -> None:
+    inner = [{"y": i, "z": 10 + i} for i in range(5)]
+    columns = {"x": pa.array(inner), "x.y": pa.array(range(20, 25)), "z": pa.array(range(30, 35))}
+    path = write(tmp_path, "a.parquet", pa.table(columns), 2)
+    found = read(ParquetSource(path, columns=["x", "z"], ordering="sequential"))
+    assert found["x"]["z"].tolist() == list(range(10, 15))
+    assert found["z"].tolist() == list(range(30, 35))
+    found = read(ParquetSource(path, columns=["x.y"], ordering="sequential"))
+    assert found["x.y"].tolist() == list(range(20, 25))

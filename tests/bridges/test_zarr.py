@@ -209,3 +209,18 @@ def test_a_store_that_changes_is_an_error(version: int, tmp_path: Path) -> None:
     os.utime(tmp_path / "a.zarr" / "x" / name, ns=(1, 1))
     with pytest.raises(PipelineError, match="has changed since the source was built"):
         take(source, [3])
+
+
+def test_a_chunk_that_is_written_names_another_cache(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    put(group, "x", np.arange(100), chunks=(10,))
+    put(group, "y", np.arange(100), chunks=(10,))
+
+    def name(keys: Any) -> Any:
+        return ZarrSource(tmp_path / "a.zarr", keys=keys).data.table.digest()
+
+    both, only = name(None), name(["y"])
+    assert name(None) == both
+    group["x"][50:60] = 1  # what says that it is int64[100] stays as it is
+    assert name(None) != both
+    assert name(["y"]) == only

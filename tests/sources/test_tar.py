@@ -367,3 +367,10 @@ def test_a_tar_that_changes_under_us_is_an_error(shards: str, tmp_path: Path, ho
     with pytest.raises(cereal.PipelineError, match=f"part-0.tar' {words}"):
         loader.batch_at(0, 1)
     assert loader.batch_at(0, 3)[0]["cls"].tolist() == [6, 7]  # another tar
+
+
+def test_a_number_of_more_than_64_bits_is_named(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", [("a.cls", b"1"), ("b.cls", b"1" * 20)])
+    source = TarSource(path, columns="cls", ordering="sequential")
+    with pytest.raises(cereal.DatasetError, match=r"'b', member 'cls', cannot be decoded .* 64 bi"):
+        DataLoader([source, BatchTransform(2)]).batch_at(0, 0)

@@ -117,3 +117,11 @@ def test_a_file_that_changes_meanwhile_is_an_error(path: Path) -> None:
     with pytest.raises(PipelineError, match="has changed"):
         index(path, make)
     assert os.listdir(path.parent) == ["x.tar"]
+
+
+def test_a_file_whose_name_is_no_text_has_an_index_too(path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(path.parent) + b"/\xff.tar"))
+    odd.write_bytes(b"12345")
+    make = Made(odd)
+    assert index(odd, make) == index(odd, make)
+    assert make.times == 1

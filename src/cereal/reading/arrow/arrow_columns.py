@@ -21,7 +21,7 @@ from ...base.errors import PipelineError
 from ...base.extras import needs
 from ..leaves import OBJECT, ArrayForm
 from ..structure import flatten
-from ..tables.columns import Numbers, Objects, Ragged, ragged_form
+from ..tables.columns import Numbers, Objects, Ragged, ragged_form, with_gaps
 from ..tables.pieces import PiecedTable
 from ..tables.table import objects
 from .arranged import Arrangement, arranged_form, arranged_parts
@@ -303,18 +303,45 @@ def part_of(array: Any, name: str = "", known: Dictionaries | None = None) -> An
     if types.is_fixed_size_list(kind):
         size, begin = kind.list_size, array.offset
         inner = part_of(array.values.slice(begin * size, len(array) * size), name, known)
-        if _is_plain(inner):
+        missing = _missing(array)
+        if _is_plain(inner) or _only_in(inner, missing, size):
             shape = (len(array), size, *inner.values.shape[1:])
-            return Numbers(inner.values.reshape(shape), _missing(array), name)
+            return Numbers(inner.values.reshape(shape), missing, name)
+        if isinstance(inner, Numbers):
+            return _gapped(inner, np.arange(len(array) + 1) * size, missing)
     elif types.is_list(kind) or types.is_large_list(kind):
         inner = part_of(array.values, name, known)
         if _is_plain(inner):
             return _listed(array, inner.values, name)
+        if isinstance(inner, Numbers):
+            return _gapped(inner, array.offsets.to_numpy(), _missing(array))
     return blobs_of(array, types) or Objects(lambda rows: array.take(pa.array(rows)).to_pylist())
 
 
 def _is_plain(part: Any) -> bool:
     return isinstance(part, Numbers) and part.missing is None
+
+
+def _only_in(inner: Any, missing: np.ndarray | None, size: int) -> bool:
+    """Whether numbers are missing only in lists of this size that are missing themselves."""
+    if missing is None or not isinstance(inner, Numbers) or inner.missing is None:
+        return False
+    return not inner.missing[~np.repeat(missing, size)].any()
+
+
+def _gapped(inner: Numbers, offsets: np.ndarray, gone: np.ndarray | None) -> Objects:
+    """Lists in which numbers are missing: a list with None in it; an array where all are there."""
+
+    def one(row: int) -> Any:
+        place = slice(int(offsets[row]), int(offsets[row + 1]))
+        values, missing = inner.values[place], inner.missing
+        if gone is not None and gone[row]:
+            return None
+        if missing is not None and missing[place].any():
+            return with_gaps(values, missing[place])
+        return values.copy()
+
+    return Objects(lambda rows: [one(row) for row in rows.tolist()])
 
 
 def _listed(array: Any, values: np.ndarray, name: str) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ def kept_index(file: WatchedFile, kind: str, make: Callable[[], Index]) -> Index
 def _places(path: str) -> Iterator[Path]:
     file = Path(path)
     yield file.with_name(f".{file.name}.index.npz")
-    name = hashlib.blake2b(path.encode(), digest_size=16).hexdigest()
+    name = hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
     yield user_cache() / "indices" / f"{name}.npz"
 
 

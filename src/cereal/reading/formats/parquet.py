@@ -17,7 +17,7 @@ from ...base.extras import needs
 from ..arrow.arranged import arranged_form, arranged_parts, names_in
 from ..arrow.arrow_columns import checked_fill, form_of_pieces, parts_of, tree_of_parts
 from ..arrow.dictionaries import Dictionaries, has_dictionary
-from ..arrow.schemas import check_alike, chosen
+from ..arrow.schemas import check_alike, chosen, pruned
 from ..files.file_list import name_of, watched_files
 from ..files.watched import WatchedFile
 from ..leaves import OBJECT
@@ -156,6 +156,8 @@ class ParquetTable(PackedTable):
                 f"{self._owner}: row group {group} of {watched.path!r} cannot be read, the file is "
                 f"damaged: {first_line(error)}; write or copy it again."
             ) from error
+        if list(names) == self._names:
+            found = pruned(found, self._schema)  # "x.y" is a column, and a field of `x`
         if found.num_rows != footer.row_group(group).num_rows:
             raise PipelineError(
                 f"{self._owner}: row group {group} of {watched.path!r} has {found.num_rows} rows, "

@@ -25,6 +25,13 @@ _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 _TEXTS = ("txt", "text", "transcript")
 
 
+def _number(data: bytes) -> int:
+    number = int(data)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError("the number does not fit into 64 bits")
+    return number
+
+
 def _text(data: bytes) -> str:
     return data.decode("utf-8")
 
@@ -37,7 +44,7 @@ def decoder_of(extension: str) -> Callable[[bytes], Any] | None:
     """What makes a value of a member of this extension; None: it stays bytes."""
     last = extension.rpartition(".")[2]
     if last in _NUMBERS:
-        return int
+        return _number
     if last in _TEXTS:
         return _text
     return {"json": json.loads, "jsn": json.loads, "npy": _array}.get(last)
@@ -89,7 +96,7 @@ class TarTable(Table):
         if name == KEY:
             return objects('the name of the sample; choose what to read, `columns=("jpg", "cls")`')
         decoder, extension = self._decoders[name], self._columns[name][0].rpartition(".")[2]
-        if decoder is int:
+        if decoder is _number:
             return ArrayForm((), np.dtype(np.int64))
         if decoder is _array and len(self):
             first = self._read(np.zeros(1, np.int64), (name,))[name][0]
@@ -229,7 +236,7 @@ def _refuse_gaps(tars: list[_Tar], places: list[Any], columns: Columns, owner: s
 
 def _stacked(values: list[Any], decode: Any) -> Any:
     """A column: one array, if these are numbers, or arrays of one shape and dtype."""
-    if decode is int:
+    if decode is _number:
         return np.array(values, np.int64)
     if decode is _array and len({(value.shape, value.dtype) for value in values}) == 1:
         return np.stack(values)
