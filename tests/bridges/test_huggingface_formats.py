@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+import cereal
 from cereal import BatchTransform, DataLoader, DatasetSource, HostMapTransform, PipelineError
 
 pytestmark = pytest.mark.bridges
@@ -235,3 +236,14 @@ def test_lists_of_different_lengths_are_told_how_to_be_padded() -> None:
     for form in FORMATS:
         with pytest.raises(PipelineError, match=r"lengths \(0 to 2\).*pad_collate\(2\)"):
             DataLoader([dataset.with_format(form), BatchTransform(2)])
+
+
+def test_the_options_of_a_format_give_what_the_rows_have() -> None:
+    rows = datasets.Dataset.from_dict({"n": range(N), "v": RNG.random((N, 2))})
+    dataset = rows.with_format("numpy", dtype=np.float16)
+    wanted = [jax.tree.map(np.asarray, dataset[index]) for index in range(4)]
+    (batch, _), *_ = DataLoader([dataset, BatchTransform(4)])
+    made = cereal.dataset_to_jax(dataset)
+    for name in ("n", "v"):
+        np.testing.assert_array_equal(batch[name], [each[name] for each in wanted])
+        assert batch[name].dtype == made[name].dtype

@@ -180,3 +180,17 @@ def test_the_names_of_caches_change_with_the_values() -> None:
     assert name(frame()) == name(frame())
     assert len({name(frame()), name(other), name(lists), name(frame()[["label"]])}) == 4
     assert name(lists) == name(frame().assign(o=[[i] for i in range(N)]))
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_the_names_of_caches_change_with_the_numbers_of_categories(arrow: bool) -> None:
+    def name(order: str) -> str:
+        codes = [order.index(letter) for letter in "aba"]
+        column = pd.Categorical.from_codes(codes, list(order))
+        if arrow:
+            found = pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(list(order)))
+            column = pd.array(found, dtype=pd.ArrowDtype(found.type))
+        return repr(DatasetSource(pd.DataFrame({"c": column})).data.digest_of())
+
+    assert name("ab") == name("ab")
+    assert name("ab") != name("ba")

@@ -150,6 +150,8 @@ def test_what_is_no_array_is_refused_by_name(make: Any, match: str) -> None:
 def test_a_stream_that_shuffles_anew_warns() -> None:
     with pytest.warns(cereal.OptionWarning, match="reshuffle_each_iteration=False"):
         loader_of(numbers().shuffle(N).map(lambda x: x))
+    with pytest.warns(cereal.OptionWarning, match="seed=0, "):  # another order in every process
+        loader_of(numbers().shuffle(N, reshuffle_each_iteration=False))
     options = tf.data.Options()
     options.deterministic = False
     with pytest.warns(cereal.OptionWarning, match="sees other elements"):

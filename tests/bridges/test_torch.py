@@ -293,3 +293,15 @@ def test_elements_may_pass_compiled_stages() -> None:
     stages = [tensor_dataset(), BatchTransform(5), cereal.MapTransform(bright)]
     found = np.concatenate([batch for batch, _ in DataLoader(stages)])
     np.testing.assert_allclose(found, IMAGES.mean(axis=(1, 2)), rtol=1e-6)
+
+
+def test_elements_of_any_dataset_become_arrays_of_jax() -> None:
+    elements = [torch.tensor([i, 1.0], dtype=torch.bfloat16, requires_grad=True) for i in range(3)]
+    found = cereal.dataset_to_jax(data.StackDataset(x=elements))["x"]
+    assert found.dtype == jax.numpy.bfloat16
+    assert found[:, 0].tolist() == [0, 1, 2]
+
+
+def test_a_stream_does_not_become_arrays() -> None:
+    with pytest.raises(PipelineError, match=r"a Stream can only be .*`dataset_to_jax\(list\(data"):
+        cereal.dataset_to_jax(Stream())

@@ -128,6 +128,12 @@ def test_memory_that_numpy_cannot_share_is_refused(tensor: Any, words: str) -> N
         loader_of([{"x": each} for each in tensor])
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+def test_a_type_that_jax_does_not_have_is_refused() -> None:
+    with pytest.raises(PipelineError, match=r"complex32, which JAX does .*`tensor.cfloat\(\)`"):
+        loader_of(FLOATS.to(torch.complex32))
+
+
 def test_a_number_that_does_not_fit_names_its_tensor_and_element() -> None:
     large = Y.clone()
     large[6] = 2**40

@@ -12,8 +12,9 @@ from ..base.errors import PipelineError, first_line
 from ..base.fitting import check_fits
 from ..device.storage import as_device, native
 from ..reading.bridges.recognise import recognised
+from ..reading.bridges.tensors import as_numpy, is_tensor
 from ..reading.leaves import NO_ARRAY, OBJECT, is_leaf
-from ..reading.tables.table import Table, TableReader
+from ..reading.tables.table import Stream, Table, TableReader
 from .array_trees import array_leaves, leaves_of_tree, refuse_no_data, without_tensors
 from .length import check_length
 
@@ -38,6 +39,12 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
     made = _arrays_of_table(table, owner) if isinstance(table, Table) else None
     if made is not None:
         return jax.tree.map(lambda x: jax.device_put(x, device), made)
+    if isinstance(table, Stream):
+        raise PipelineError(
+            f"{owner}: a {type(dataset).__name__} can only be iterated; write its elements into a "
+            f"list first, if they fit into memory: `{owner}(list(dataset))`."
+        )
+    dataset = dataset if isinstance(table, Table | None) else table
     refuse_no_data(dataset, owner, "dataset")
     arrays = _arrays_of(without_tensors(dataset, owner, "dataset"), owner)
     for name, leaf in array_leaves(arrays, owner, "dataset"):
@@ -87,6 +94,11 @@ def _elements_of(dataset: Any) -> list[Any]:
     return [element for chunk in chunks for element in chunk]
 
 
+def _stacked(leaves: tuple[Any, ...]) -> np.ndarray:
+    """One array of these; also of tensors that NumPy cannot read by itself, such as bfloat16."""
+    return np.stack([as_numpy(leaf) if is_tensor(leaf) else leaf for leaf in leaves])
+
+
 def _arrays_of(dataset: Any, owner: str) -> Any:
     if hasattr(dataset, "as_array_dict"):
         return dataset.as_array_dict()
@@ -105,7 +117,7 @@ def _arrays_of(dataset: Any, owner: str) -> Any:
         raise PipelineError(f"{owner}: `dataset` is empty.")
     elements = _elements_of(dataset)
     try:
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *elements, is_leaf=is_leaf)
+        return jax.tree.map(lambda *leaves: _stacked(leaves), *elements, is_leaf=is_leaf)
     except ValueError as error:
         raise PipelineError(
             f"{owner}: the elements do not stack into arrays ({first_line(error)}); they must all "

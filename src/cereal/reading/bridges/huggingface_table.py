@@ -40,8 +40,10 @@ def table_of(dataset: Any, owner: str, column: Any = None, path: tuple[str, ...]
     chosen = [name for name in columns if name in known["columns"]]
     kind = known["type"] or ""
     plain = not known["format_kwargs"] and (not known["output_all_columns"] or chosen == columns)
-    if kind == "custom" or not plain or not len(dataset) or not chosen:
+    if kind == "custom" or not len(dataset) or not chosen:
         return None
+    if not plain:  # in a batch, numbers would have the dtype of the format, and in a row their own
+        return None if path else RowByRow(dataset)
     chosen = list(path[:1]) or chosen
     features = {name: dataset.features[name] for name in chosen}
     if kind in ("", "numpy", "torch", "jax"):

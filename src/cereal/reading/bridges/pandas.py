@@ -73,7 +73,9 @@ class PandasTable(Table):
         except TypeError:  # objects that have no hash, such as lists
             values = pickle.dumps(frame.reset_index(drop=True))
         kinds = [[str(name), str(dtype)] for name, dtype in frame.dtypes.items()]
-        return [hashlib.blake2b(values, digest_size=16).hexdigest(), kinds, len(frame)]
+        # pandas hashes the value of a category, and rows have its number.
+        named = hashlib.blake2b(repr(self.classes).encode(), digest_size=16).hexdigest()
+        return [hashlib.blake2b(values, digest_size=16).hexdigest(), kinds, named, len(frame)]
 
 
 def _check_names(names: list[Any], owner: str) -> None:

@@ -118,10 +118,16 @@ def _reshuffles(dataset: Any) -> bool:
     left: list[Any] = [dataset]
     while left:
         each: Any = left.pop()
-        if getattr(each, "_reshuffle_each_iteration", False):
+        if getattr(each, "_reshuffle_each_iteration", False) or _has_no_seed(each):
             return True
         left += each._inputs() if hasattr(each, "_inputs") else []
     return False
+
+
+def _has_no_seed(dataset: Any) -> bool:
+    """Whether this shuffles by a seed that every process draws for itself: tf.data has 0, 0."""
+    seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
+    return all(seed is not None and not int(seed) for seed in seeds)
 
 
 def hide_gpus(tf: Any) -> None:

@@ -51,6 +51,8 @@ def _refused(tensor: Any) -> str:
     if str(tensor.layout) != "torch.strided":
         return f"is sparse ({tensor.layout}); write `tensor.to_dense()`"
     name = str(tensor.dtype).partition(".")[2]
+    if name.startswith("complex") and not hasattr(np, name):
+        return f"has the dtype {tensor.dtype}, which JAX does not have; write `tensor.cfloat()`"
     if hasattr(np, name) or hasattr(__import__("ml_dtypes"), name):
         return ""
     return f"has the dtype {tensor.dtype}, which NumPy does not have; write `tensor.float()`"
