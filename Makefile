@@ -59,8 +59,8 @@ elastic: $(INSTALLED) ## One digest for every number of workers, processes and d
 	$(BIN)/python benchmarks/digest.py --all
 	$(BIN)/python -m benchmarks.digest_hosts --all
 
-test-bridges: .venv-bridges/.installed ## Tests with torch, TensorFlow, Grain, Hugging Face, Brax, Jumanji and Craftax, in .venv-bridges
-	$(BRIDGES)/python -m pytest -m bridges tests/bridges
+test-bridges: .venv-bridges/.installed ## Tests with torch, TensorFlow, Grain, Hugging Face, pandas, Arrow, HDF5, Brax and others, in .venv-bridges
+	$(BRIDGES)/python -m pytest --numprocesses 2 --dist worksteal -m bridges tests/bridges
 
 tutorial: .venv-bridges/.installed ## MNIST through cereal and through four other loaders, side by side
 	$(BRIDGES)/python examples/tutorial_mnist.py
