@@ -37,7 +37,7 @@ def test_files_that_are_not_there_are_named_with_those_that_are(tmp_path: Path) 
     with pytest.raises(PipelineError, match="is named twice"):
         ParquetSource([tmp_path, tmp_path / "a.parquet"])
     for wrong in ([], 3, None):
-        with pytest.raises(PipelineError, match="`paths` is an empty list|`paths` must be a path"):
+        with pytest.raises(PipelineError, match=r"`paths` is an empty list|`paths` must be a path"):
             ParquetSource(wrong)  # type: ignore[arg-type]
 
 
