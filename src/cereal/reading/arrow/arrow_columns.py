@@ -21,7 +21,7 @@ from ...base.errors import PipelineError
 from ...base.extras import needs
 from ..leaves import OBJECT, ArrayForm
 from ..structure import flatten
-from ..tables.columns import Numbers, Objects, Ragged, ragged_form, with_gaps
+from ..tables.columns import Numbers, Objects, Ragged, narrow_rows, ragged_form, with_gaps
 from ..tables.pieces import PiecedTable
 from ..tables.table import objects
 from .arranged import Arrangement, arranged_form, arranged_parts
@@ -342,7 +342,7 @@ def _gapped(inner: Numbers, offsets: np.ndarray, gone: np.ndarray | None) -> Obj
             return None
         if missing is not None and missing[place].any():
             return with_gaps(values, missing[place])
-        return values.copy()
+        return narrow_rows([values.copy()])[0]
 
     return Objects(lambda rows: [one(row) for row in rows.tolist()])
 
