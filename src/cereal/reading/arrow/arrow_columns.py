@@ -341,7 +341,7 @@ def _gapped(inner: Numbers, offsets: np.ndarray, gone: np.ndarray | None) -> Obj
         if gone is not None and gone[row]:
             return None
         if missing is not None and missing[place].any():
-            return with_gaps(values, missing[place])
+            return with_gaps(values.tolist(), missing[place])
         return narrow_rows([values.copy()])[0]
 
     return Objects(lambda rows: [one(row) for row in rows.tolist()])
