@@ -171,3 +171,12 @@ def test_lists_with_gaps_give_arrays_where_nothing_is_missing(size: int) -> None
         whole = wanted is not None and None not in wanted
         assert isinstance(found, np.ndarray) == whole
         assert (found.tolist() if whole else found) == wanted
+
+
+def test_rows_of_a_ragged_column_have_one_dtype_whatever_their_neighbours() -> None:
+    lists = pa.table({"x": pa.array([[0.1], [0.2], [0.3, 0.4], [0.5]], pa.list_(pa.float64()))})
+    seen: list[Any] = []
+    see = HostMapTransform(lambda element: seen.append(element["x"].dtype) or 0)
+    with DataLoader([lists, see, BatchTransform(2)], workers=0) as loader:
+        rows(loader)  # the rows of the first batch have one length
+    assert set(seen) == {np.dtype(np.float32)}

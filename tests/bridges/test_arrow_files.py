@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cereal import ArrowSource, BatchTransform, BlockShuffle, DataLoader, PipelineError
+from cereal import (
+    ArrowSource,
+    BatchTransform,
+    BlockShuffle,
+    DataLoader,
+    HostMapTransform,
+    PipelineError,
+)
 from cereal.testing import check_loader as check_all_ways
 from cereal.testing import check_source
 
@@ -137,3 +144,19 @@ def test_a_mapped_file_that_shrinks_is_refused_before_it_is_read(tmp_path: Path)
         path.write_bytes(b"")
         with pytest.raises(PipelineError, match=r"a\.arrow' has changed since the source was"):
             loader.batch_at(0, 1)
+
+
+def test_text_and_categories_as_polars_writes_them(tmp_path: Path) -> None:
+    polars = import_module("polars")
+    frame = polars.DataFrame({"t": ["a", None, "b" * 20], "l": [["x"], [], ["y", "z"]]})
+    frame = frame.with_columns(c=polars.Series(["u", "v", "u"], dtype=polars.Categorical))
+    frame.write_ipc(tmp_path / "a.arrow")  # its text is `string_view`
+    source = ArrowSource(tmp_path / "a.arrow", ordering="sequential", fill={"t": "?"})
+    assert source.classes == {"c": ("u", "v")}
+    seen: list[Any] = []
+    see = HostMapTransform(lambda element: seen.append(element) or 0)
+    with DataLoader([source, see, BatchTransform(3)], workers=0) as loader:
+        loader.batch_at(0, 0)
+    assert [each["t"] for each in seen[-3:]] == ["a", "?", "b" * 20]
+    assert [each["l"] for each in seen[-3:]] == [["x"], [], ["y", "z"]]
+    assert [int(each["c"]) for each in seen[-3:]] == [0, 1, 0]

@@ -207,3 +207,9 @@ def test_files_with_different_headers_are_named(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"b\.csv' does not have the columns of .*'b' differs"):
         CSVSource(tmp_path)
     assert read(CSVSource(tmp_path, ["a"]))["a"].tolist() == [1, 1]
+
+
+def test_a_header_that_is_no_utf8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("a,é\n1,2\n".encode("latin1"))
+    with pytest.raises(PipelineError, match=r"the first row of '.*a\.csv' is no UTF-8"):
+        CSVSource(tmp_path / "a.csv")

@@ -111,3 +111,12 @@ def test_threads_and_processes_and_a_resume(crop: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, found[0], found[1])
     jax.tree.map(np.testing.assert_array_equal, found[0], found[2])
     check_resume(loader(crop))
+
+
+@pytest.mark.parametrize("codec", ["simplejpeg", "pillow"])
+def test_bright_colours_in_grey_are_those_of_pillow(codec: Any) -> None:
+    colours = np.random.default_rng(0).integers(0, 2, (30, 40, 3), np.uint8) * 255
+    data = encoded(colours, quality=60)  # its colours lie outside of what RGB can show
+    wanted = np.asarray(Image.open(io.BytesIO(data)).convert("L"))[:, :, None]
+    found = DecodeImageTransform(mode="L", codec=codec).decoder(data)
+    assert np.abs(found.astype(int) - wanted).max() <= 2

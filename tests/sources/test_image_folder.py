@@ -234,3 +234,12 @@ def test_a_file_that_changes_under_us_is_an_error(pets: Path, how: str) -> None:
     with pytest.raises(cereal.PipelineError, match=f"{FILES[3]}' {words}"):
         loader.batch_at(0, 1)
     assert loader.batch_at(0, 2)[0]["label"].tolist() == [1, 2]
+
+
+def test_a_table_of_labels_that_cannot_be_read_is_named(pets: Path) -> None:
+    write(pets, "file,label\ncat/1.png,é\n", encoding="latin1")
+    with pytest.raises(cereal.PipelineError, match=r"labels\.csv' is no UTF-8"):
+        ImageFolderSource(pets, "labels.csv")
+    write(pets, f"file,label\n{FILES[0]},{2**63}\n")
+    with pytest.raises(cereal.PipelineError, match=f"label of '{FILES[0]}', {2**63}, does not fit"):
+        ImageFolderSource(pets, "labels.csv")

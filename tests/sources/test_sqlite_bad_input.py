@@ -255,3 +255,12 @@ def test_text_that_is_no_text_is_named(path: Path) -> None:
     with pytest.raises(PipelineError, match="Could not decode to UTF-8") as caught:
         batches(length(source), workers=0)
     assert caught.value.element.index == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "query", [f"{ALL} ORDER BY random()", f"{ALL} WHERE random() % 2 ORDER BY id"]
+)
+@pytest.mark.parametrize("key", [None, "id"])
+def test_rows_that_differ_every_time_are_refused(query: str, key: str | None, path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"calls random\(\).*ordering=\"shuffle\""):
+        SQLiteSource(path, query, key=key)

@@ -21,12 +21,13 @@ from ...base.errors import PipelineError
 from ...base.extras import needs
 from ..leaves import OBJECT, ArrayForm
 from ..structure import flatten
-from ..tables.columns import Numbers, Objects, Ragged, ragged_form, with_gaps
+from ..tables.columns import Numbers, Objects, Ragged, narrow_rows, ragged_form, with_gaps
 from ..tables.pieces import PiecedTable
 from ..tables.table import objects
 from .arranged import Arrangement, arranged_form, arranged_parts
 from .blobs import blobs_of
 from .dictionaries import Dictionaries, has_dictionary
+from .views import without_views
 
 _LOOKED_AT = 1 << 20  # rows of list columns whose lengths are compared when a source is built
 
@@ -283,6 +284,7 @@ def _tree(array: Any, name: str, fill: Mapping[str, Any], known: Dictionaries) -
         if array.num_chunks > 1:  # text of more than 2 GB
             return Objects(lambda rows: array.take(pa.array(rows)).to_pylist())
         array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
+    array = without_views(array)
     if name in fill and not pa.types.is_dictionary(array.type):
         array = array.fill_null(pa.scalar(fill[name], array.type))
     return part_of(array, name, known)
@@ -291,6 +293,7 @@ def _tree(array: Any, name: str, fill: Mapping[str, Any], known: Dictionaries) -
 def part_of(array: Any, name: str = "", known: Dictionaries | None = None) -> Any:
     """What holds the values of one Arrow array (not of a chunked one)."""
     pa = needs("pyarrow", "arrow", "an Arrow table")
+    array = without_views(array)
     kind, types = array.type, pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return _extension(array, name)
@@ -338,8 +341,8 @@ def _gapped(inner: Numbers, offsets: np.ndarray, gone: np.ndarray | None) -> Obj
         if gone is not None and gone[row]:
             return None
         if missing is not None and missing[place].any():
-            return with_gaps(values, missing[place])
-        return values.copy()
+            return with_gaps(values.tolist(), missing[place])
+        return narrow_rows([values.copy()])[0]
 
     return Objects(lambda rows: [one(row) for row in rows.tolist()])
 

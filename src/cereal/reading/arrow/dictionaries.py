@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...base.extras import needs
+from .views import without_views
 
 _OWNER = "an Arrow column"
 
@@ -26,7 +27,7 @@ class Dictionaries:
     def learn(self, batch: Any) -> None:
         """Adds what is new in a record batch."""
         for name, array in zip(batch.schema.names, batch.columns, strict=True):
-            for inner, found in _inside(array, name):
+            for inner, found in _inside(without_views(array), name):
                 self._add(inner, found.dictionary)
                 if inner in self._fill:
                     pa = needs("pyarrow", "arrow", _OWNER)

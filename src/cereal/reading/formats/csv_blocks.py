@@ -142,7 +142,12 @@ class CSVReading:
         for block in (1 << 16, _BLOCK):  # a row may be longer than the first
             try:
                 with self._opened(file, None, threads=False, block=block) as reader:
-                    return reader.schema
+                    return pa.schema([(name, pa.null()) for name in reader.schema.names])
+            except UnicodeDecodeError as failed:
+                raise PipelineError(
+                    f"{self._form.owner}: the first row of {file.path!r} is no UTF-8 ({failed}); "
+                    f"write the file in UTF-8: `iconv --from-code=LATIN1 --to-code=UTF-8`."
+                ) from failed
             except (OSError, pa.ArrowException) as failed:
                 error = failed
         raise self._why(error, file, None, []) from error

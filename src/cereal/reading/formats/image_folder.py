@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -150,7 +151,7 @@ def by_table(folder: Path, path: Path, classes: Sequence[str] | None, owner: str
     """The images that a CSV names, in its order: columns `file` and `label`."""
     files: dict[str, int] = {}
     labels: list[str] = []
-    with open(path, encoding="utf-8-sig", newline="") as opened:
+    with _opened(path, owner) as opened:
         rows = csv.DictReader(opened)
         names = [name.strip() for name in rows.fieldnames or ()]
         if not {_FILE, _LABEL} <= set(names):
@@ -172,6 +173,17 @@ def by_table(folder: Path, path: Path, classes: Sequence[str] | None, owner: str
     return _numbered(list(files), labels, classes, path, owner)
 
 
+def _opened(path: Path, owner: str) -> io.StringIO:
+    """The text of a table."""
+    try:
+        return io.StringIO(path.read_bytes().decode("utf-8-sig"), newline="")
+    except UnicodeDecodeError as error:
+        raise PipelineError(
+            f"{owner}: {str(path)!r} is no UTF-8 ({error}); write the file in UTF-8: `iconv "
+            f"--from-code=LATIN1 --to-code=UTF-8`."
+        ) from error
+
+
 def _checked(file: str, folder: Path, where: str) -> str:
     if not file or os.path.isabs(file) or ".." in file.replace("\\", "/").split("/"):
         raise PipelineError(
@@ -187,6 +199,12 @@ def _numbered(
 ) -> Labelled:
     """Labels that are whole numbers stay as they are; others are numbered in their sorted order."""
     if classes is None and all(label.removeprefix("-").isdecimal() for label in labels):
+        for file, label in zip(files, labels, strict=True):
+            if abs(int(label)) >= 2**63:
+                raise PipelineError(
+                    f"{owner}: {str(path)!r}: the label of {file!r}, {label:.40}, does not fit "
+                    f"into 64 bits; if labels are names, pass `classes=(...)`."
+                )
         return Labelled(files, [int(label) for label in labels], None, 0)
     names = _classes(sorted(set(labels)), classes, path, owner)
     number = {name: at for at, name in enumerate(names)}

@@ -75,7 +75,7 @@ class PillowPicture:
         while self._turn and (before[0] % shrink or before[1] % shrink):
             shrink //= 2  # turned, the pixel that is half empty would be the first
         if shrink > 1 and self._own:  # others may use an image that we have not opened ourselves
-            image.draft(self._mode, (before[0] // shrink, before[1] // shrink))
+            image.draft(None, (before[0] // shrink, before[1] // shrink))
         shrink = 1 if image.size == before else shrink
         image = _converted(image, self._mode)
         if self._turn is not None:
@@ -110,7 +110,9 @@ class JpegPicture:
 
     def __init__(self, data: bytes, codec: Any, header: Any, mode: Mode) -> None:
         self._data, self._codec = data, codec
-        self._colours = "GRAY" if mode == "L" else mode
+        # JPEG's own grey of a photo is not what Pillow makes of its colours: those are cut at 255.
+        self._colours = "GRAY" if header[2] == "Gray" and mode == "L" else "RGB"
+        self._mode: Mode = mode
         self.height, self.width = header[:2]
 
     def _decoded(self, shrink: int) -> np.ndarray:
@@ -123,10 +125,11 @@ class JpegPicture:
     def image(self, shrink: int) -> tuple[Any, int]:
         array = self._decoded(shrink)
         array = array[:, :, 0] if array.shape[2] == 1 else array
-        return pillow().fromarray(array), shrink
+        return _converted(pillow().fromarray(array), self._mode), shrink
 
     def array(self) -> np.ndarray:
-        return self._decoded(1)
+        found = self._decoded(1)
+        return found if self._mode == "RGB" or found.shape[2] == 1 else as_pixels(self.image(1)[0])
 
 
 class OddJpegError(ValueError):

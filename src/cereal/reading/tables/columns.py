@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import PipelineError
+from ...base.fitting import canonical, narrowed
 from ..leaves import ArrayForm
 from ..readers.arrays import take_rows
 
@@ -81,7 +82,24 @@ class Ragged:
         found = [
             self.values[a:b].copy() for a, b in zip(begins.tolist(), ends.tolist(), strict=True)
         ]
+        found = narrow_rows(found)
         return found if gone is None else with_gaps(found, gone)
+
+
+def narrow_rows(rows: list[np.ndarray]) -> list[np.ndarray]:
+    """Rows of different lengths with the dtype that JAX has for them, as those of one length have:
+    what a function gets must not depend on the other rows of its batch."""
+    dtype = canonical(rows[0].dtype) if rows else None
+    if dtype is None or dtype == rows[0].dtype:
+        return rows
+    return [_narrow_row(row, dtype) for row in rows]
+
+
+def _narrow_row(row: np.ndarray, dtype: Any) -> np.ndarray:
+    try:
+        return narrowed(row, dtype)
+    except PipelineError:  # a number does not fit: host stages may change it
+        return row
 
 
 def ragged_form(lengths: str, most: int) -> ArrayForm:

@@ -28,7 +28,7 @@ from ...leaves import ArrayForm
 from ...read_context import read_context
 from ...readers.arrays import take_rows
 from ...structure import flatten
-from ...tables.columns import ragged_form
+from ...tables.columns import narrow_rows, ragged_form
 from ...tables.table import Table, objects
 from .chosen import chosen, mapped_tree
 
@@ -218,7 +218,7 @@ def columns_of_array(values: np.ndarray, ragged: bool = False) -> list[Any]:
         return [values]
     if ragged:
         alike = len({len(row) for row in values}) == 1
-        return [np.stack(values) if alike else list(values)]  # type: ignore[arg-type]
+        return [np.stack(values) if alike else narrow_rows(list(values))]  # type: ignore[arg-type]
     return [list(values) if values.dtype.kind in "MmV" else values.tolist()]
 
 

@@ -115,6 +115,12 @@ class Database:
         return found
 
     def _bad_query(self, error: Exception, refused: list[str]) -> PipelineError:
+        if refused and refused[0] in _RANDOM:
+            return PipelineError(
+                f"{self.owner}: the query calls {refused[0]}(), so every worker, and every batch, "
+                f'would see other rows; leave it out: `ordering="shuffle"` gives a random order, '
+                f"and `SliceSource` or `split` some of the rows."
+            )
         if refused:
             return PipelineError(
                 f"{self.owner}: the query may only read, and this one asks for {refused[0]}; write "
@@ -183,6 +189,7 @@ def _log_status(path: str) -> tuple[int, int] | None:
     return (status.st_size, status.st_mtime_ns) if status.st_size else None
 
 
+_RANDOM = ("random", "randomblob")  # functions that give something else every time
 # Codes of what a statement asks for, as SQLite documents them.
 _READ, _SELECT, _FUNCTION, _RECURSIVE, _UPDATE = 20, 21, 31, 33, 23
 _ASKED = {
@@ -199,7 +206,11 @@ def _authorizer(found: set[tuple[str, str]], refused: list[str]) -> Callable[...
         # A function that gives a table, such as json_each, asks for this to declare its columns.
         # (Nobody can really do it: SQLite refuses to change that table by a statement.)
         declares = code == _UPDATE and first == "sqlite_master"
-        loads = code == _FUNCTION and str(second).lower() == "load_extension"
+        called = str(second).lower() if code == _FUNCTION else ""
+        if called in _RANDOM:
+            refused.append(called)
+            return sqlite3.SQLITE_DENY
+        loads = called == "load_extension"
         if declares or (code in (_SELECT, _FUNCTION, _RECURSIVE) and not loads):
             return sqlite3.SQLITE_OK
         what = "load_extension" if loads else _ASKED.get(code, "a change of the database")

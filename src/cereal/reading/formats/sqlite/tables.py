@@ -83,6 +83,10 @@ class _Query(Table):
 
     def _error(self, column: Column, wrong: WrongTypeError, row: str) -> PipelineError:
         fix = fix_of(column.name, column.type)
+        if column.dtype is not None and "BLOB of" in wrong.what:
+            fix = (
+                f"name the type that was written, `blobs={{{column.name!r}: ...}}`, or mend the row"
+            )
         return PipelineError(
             f"{self._database.owner}: column {column.name!r}{row} is {wrong.what}; {fix}."
         )
