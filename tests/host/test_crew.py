@@ -106,6 +106,20 @@ def test_an_idle_thread_that_was_woken_is_not_counted_on_twice() -> None:
     assert not alone, "the second job waits for the first, beside a place for a thread"
 
 
+def test_a_thread_that_was_woken_when_its_time_was_up_is_forgotten() -> None:
+    crew, done = Crew(1), threading.Event()
+    track = Jobs(crew)
+    track.add(done.set)
+    assert done.wait(60)
+    assert until(lambda: crew._idle == 1)
+    with crew.lock:
+        crew._told = 1  # `notify` reached it, and its `wait` says that it timed out
+    assert until(lambda: not crew._threads, 20)
+    told = crew._told
+    track.close()
+    assert told == 0
+
+
 def test_tracks_take_turns() -> None:
     crew, order, done = Crew(1), list[str](), threading.Semaphore(0)
     gate = threading.Event()

@@ -282,6 +282,24 @@ def test_an_error_of_inline_reading_keeps_the_place(monkeypatch: pytest.MonkeyPa
     assert found + numbers(iterator) == chunks(300, 2)
 
 
+def test_an_interrupt_after_inline_reading_keeps_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(track, "_CHEAP", 1e9)
+    loader = loader_of(lambda i: i, 300, 2, workers=2, prefetch=2)
+    iterator: Any = loader.iterate(loader.init_state(0))
+    found = [next(iterator)[0].tolist() for _ in range(70)]
+    deliver = iterator._deliver
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        iterator._deliver = deliver
+        raise KeyboardInterrupt
+
+    iterator._deliver = interrupted
+    monkeypatch.setattr(track, "_CHEAP", 0.0)  # from now on, threads read
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert found + within(lambda: numbers(iterator)) == chunks(300, 2)
+
+
 def test_a_compiled_stage_that_fails_keeps_the_place() -> None:
     def inverse(x: Any) -> Any:
         return jnp.divide(1.0, jnp.asarray(x) - 9)

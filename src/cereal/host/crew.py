@@ -119,7 +119,8 @@ class Crew:
                     self._idle += 1
                     told = self._work.wait(_IDLE)
                     self._idle -= 1
-                    self._told = max(0, self._told - told)
+                    # One that was woken just when its time was up does not know that it was.
+                    self._told = min(max(0, self._told - told), self._idle)
                     job = None if self._too_many() else self._next_job()
                     if job is None and not told:
                         self._threads.discard(me)

@@ -138,6 +138,9 @@ class Track:
         with self.crew.lock:
             _drop_before(step, self._jobs)
             self._first = step
+            if not self._jobs and not self._retry and self._begun > step:
+                # The caller read it, and was interrupted before it had it: it is read again.
+                self._begun = self._wanted = step
 
     def _want(self, end: int) -> None:
         """Allows threads to read the steps before `end`. Computes their rows in this thread."""
