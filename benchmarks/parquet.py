@@ -1,6 +1,6 @@
 """Parquet files, batches of 1,024, shuffled: against pyarrow's own scan and Grain's reader.
 
-    python benchmarks/parquet.py                  [--flights FILE] [--pairs 5] [--rows N]
+    python benchmarks/parquet.py                  [--flights FILE] [--pairs 3] [--rows N]
 
 Two kinds of data: 3,000,000 rows of flights (two columns of numbers), if the file is given, and
 1,000,000 rows of 32 float32, which are written to a temporary folder, once with pyarrow's default
@@ -143,9 +143,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--flights", type=Path)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--workers", type=int, help="threads; else the loader decides")
-    parser.add_argument("--grain", type=int, default=4, help="batches that Grain reads; 0: none")
+    parser.add_argument("--grain", type=int, default=2, help="batches that Grain reads; 0: none")
     args = parser.parse_args()
     print(f"{machine()}; batches of {BATCH}")
     if args.flights is not None and args.flights.exists():
