@@ -68,8 +68,9 @@ tutorial: .venv-bridges/.installed ## MNIST through cereal and through four othe
 .venv-bridges/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-bridges
 	$(BRIDGES)/pip install --quiet --disable-pip-version-check --editable '.[dev]' '$(TORCH)'
-	$(BRIDGES)/pip install --quiet --disable-pip-version-check array_record datasets grain \
-		tensorflow-cpu tensorflow-datasets importlib_resources brax craftax jumanji
+	$(BRIDGES)/pip install --quiet --disable-pip-version-check --editable '.[dev,bridges]' \
+		tensorflow-cpu brax craftax jumanji
+	$(BRIDGES)/pip install --quiet --disable-pip-version-check --no-deps cyreal==0.2.1 loadax==0.2.1
 	@touch $@
 
 lint: $(INSTALLED) ## Check style and formatting
@@ -83,11 +84,13 @@ types: $(INSTALLED) ## Check types
 bench: pyproject.toml ## Print all figures; the peers are installed in .venv-bench
 	$(PYTHON) -m venv .venv-bench
 	$(BENCH)/pip install --quiet --disable-pip-version-check --editable '.[orbax,rl]' cyreal==0.2.1 pillow
-	-$(BENCH)/pip install --quiet --disable-pip-version-check grain spdl datasets
-	-$(BENCH)/pip install --quiet --disable-pip-version-check torch
+	-$(BENCH)/pip install --quiet --disable-pip-version-check --editable '.[bridges]' spdl
+	-$(BENCH)/pip install --quiet --disable-pip-version-check tensorflow-cpu
+	-$(BENCH)/pip install --quiet --disable-pip-version-check --no-deps loadax==0.2.1
 	for script in import_time start_up checkpoint captured functions range_check open_cache gather_rows flip_and_crop in_memory combined windows \
 		host_memmap host_small_batches per_element host_photos host_scan processes choosing photos_processes memmap_rate \
-		sharded_assembly sharded_programs share_of_bytes mnist rollouts; do \
+		sharded_assembly sharded_programs share_of_bytes mnist rollouts \
+		convert decode_image tar sqlite stores parquet array_records records huggingface torch_datasets coming_from tutorial; do \
 		$(BENCH)/python benchmarks/$$script.py || exit 1; done
 	$(BENCH)/pip install --quiet --disable-pip-version-check gymnax==0.0.9  # the last that cyreal unpacks
 	$(BENCH)/python benchmarks/rollouts.py --cyreal

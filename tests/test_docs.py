@@ -26,6 +26,7 @@ def test_every_python_block_of_the_page_runs(
         line = text.count("\n", 0, block.start(1))
         code = compile("\n" * line + block.group(1), str(page), "exec")
         exec(code, names)
+    names.clear()  # and with them the files that the page has opened
 
 
 def test_the_readme_is_short_and_starts_with_a_pipeline() -> None:

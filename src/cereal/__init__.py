@@ -17,6 +17,7 @@ The folders of the package; each imports only from those above it:
     sources/     WHAT: one file for each kind of data, and for each way to combine sources
     transforms/  HOW: one file for each transform
     loaders/     WHEN: the loader, its iterators, its scans, its drawing, `cereal.jit`
+    conversion/  from any source to a folder of mapped arrays
     preview/     looking at data
     datasets/    ready-made data
     rl/          rollouts: policies and environments as a stream of transitions
@@ -36,6 +37,7 @@ from .base.errors import StateError as StateError
 from .base.errors import UsageError as UsageError
 from .base.pytree import pytree_dataclass as pytree_dataclass
 from .base.pytree import static_field as static_field
+from .conversion import convert as convert
 from .datasets import CelebADataset as CelebADataset
 from .datasets import CIFAR10Dataset as CIFAR10Dataset
 from .datasets import CIFAR100Dataset as CIFAR100Dataset
@@ -63,13 +65,17 @@ from .pipeline import PipelineState as PipelineState
 from .pipeline import Source as Source
 from .pipeline import Transform as Transform
 from .preview import preview as preview
+from .reading.records.example import parse_example as parse_example
 from .rl import GymnaxSource as GymnaxSource
+from .sources import ArrayRecordSource as ArrayRecordSource
 from .sources import ArraySampleSource as ArraySampleSource
 from .sources import ArrowSource as ArrowSource
 from .sources import ConcatSource as ConcatSource
 from .sources import CSVSource as CSVSource
 from .sources import DatasetSource as DatasetSource
 from .sources import DiskSampleSource as DiskSampleSource
+from .sources import HDF5Source as HDF5Source
+from .sources import ImageFolderSource as ImageFolderSource
 from .sources import IterableSource as IterableSource
 from .sources import MemmapSource as MemmapSource
 from .sources import MixSource as MixSource
@@ -77,7 +83,11 @@ from .sources import ParquetSource as ParquetSource
 from .sources import RangeSource as RangeSource
 from .sources import RepeatSource as RepeatSource
 from .sources import SliceSource as SliceSource
+from .sources import SQLiteSource as SQLiteSource
+from .sources import TarSource as TarSource
+from .sources import TFRecordSource as TFRecordSource
 from .sources import WindowSource as WindowSource
+from .sources import ZarrSource as ZarrSource
 from .sources import ZipSource as ZipSource
 from .sources import dataset_to_jax as dataset_to_jax
 from .sources import kfold as kfold
@@ -87,6 +97,7 @@ from .sources import split as split
 from .sources import split_time as split_time
 from .transforms import BatchTransform as BatchTransform
 from .transforms import CacheTransform as CacheTransform
+from .transforms import DecodeImageTransform as DecodeImageTransform
 from .transforms import DevicePutTransform as DevicePutTransform
 from .transforms import FilterTransform as FilterTransform
 from .transforms import FlattenImageTransform as FlattenImageTransform

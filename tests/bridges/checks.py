@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import jax
@@ -83,3 +84,8 @@ def check_shuffled(source: Any, wanted: Any, label: Any) -> None:
             orders.append(order.tolist())
     assert orders[0] != orders[1]
     assert list(range(N)) not in orders
+
+
+def loaded(module: str, element: Any) -> Any:
+    """For a host stage: whether the process that runs it has imported a module."""
+    return {"loaded": module in sys.modules, "label": element["label"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import re
 import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -268,12 +269,69 @@ def test_its_own_loader_is_read_through_a_function_that_makes_it() -> None:
     check_resume(source, wanted)
 
 
-def test_what_only_iterates_is_told_where_to_go() -> None:
-    with pytest.raises(PipelineError, match="IterableSource"):
-        loader_of(mapped().to_iter_dataset())
+@pytest.mark.parametrize("threads", [0, 2])
+def test_an_iter_dataset_stands_first_in_the_list(threads: int) -> None:
+    def dataset() -> Any:
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
+        return mapped().seed(0).shuffle().to_iter_dataset(options)
+
+    order = np.array([element["label"] for element in dataset()])
+    wanted = {"image": IMAGES[order], "label": LABELS[order]}
+    check_values(dataset(), wanted)
+    check_resume(dataset, wanted)
+    check_in_jit(dataset(), wanted)
+    assert "IterDataset" in repr(loader_of(dataset()))
+
+
+def test_an_iter_dataset_resumes_by_its_own_state() -> None:
+    seen: list[int] = []
+
+    def noted(element: Any) -> Any:
+        seen.append(element["label"])
+        return element
+
+    def dataset() -> Any:
+        options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        return mapped().to_iter_dataset(options).map(noted)
+
+    with loader_of(dataset(), workers=0) as loader:
+        batches = loader.iterate()
+        next(batches)
+        next(batches)
+        state = batches.state
+        batches.close()
+    with loader_of(dataset(), workers=0) as loader:
+        seen.clear()
+        assert rows(loader, state)["label"].tolist() == [8, 9]
+    assert seen == [8, 9]  # nothing was skipped one by one
+
+
+def test_an_iter_dataset_has_its_own_order() -> None:
+    with pytest.raises(PipelineError, match="can only be iterated"):
+        DatasetSource(mapped().to_iter_dataset(), ordering="shuffle")
 
 
 # What is wrong
+
+
+def test_its_loader_and_samplers_are_told_what_to_write() -> None:
+    sampler = grain.samplers.SequentialSampler(N, grain.sharding.NoSharding())
+    loader = grain.DataLoader(
+        data_source=Source(), sampler=sampler, operations=[Invert(), grain.transforms.Batch(2)]
+    )
+    words = 'DatasetSource(Source(...), ordering="shuffle"), Invert(...), BatchTransform(n)'
+    with pytest.raises(PipelineError, match=re.escape(words)):
+        loader_of(loader)
+    with pytest.raises(PipelineError, match=r"SequentialSampler is an order.*DatasetSource\("):
+        loader_of(sampler)
+
+
+def test_splits_are_named() -> None:
+    splits = {"train": mapped(), "test": mapped()}
+    with pytest.raises(PipelineError, match=r"'train', 'test'; write `splits\['train'\]`"):
+        loader_of(splits)
+    with pytest.raises(PipelineError, match=r"a list of datasets.*0, 1"):
+        loader_of(list(splits.values()))
 
 
 def test_its_filter_leaves_holes_and_is_told_to_go_into_the_list() -> None:

@@ -296,7 +296,7 @@ def test_the_names_of_caches_differ_with_the_file_and_the_columns(path: Path) ->
 
 
 def test_more_than_two_gigabytes_of_text_in_chunks_are_read_too() -> None:
-    from cereal.reading.tables.arrow_columns import tree_of_parts
+    from cereal.reading.arrow.arrow_columns import tree_of_parts
 
     chunks = pa.chunked_array([["a", "b"], ["c"]])
     struct = pa.chunked_array([pa.array([{"t": "x"}, {"t": "y"}]), pa.array([{"t": "z"}])])

@@ -1,4 +1,4 @@
-"""TFDS: its data sources first in a loader's list, and tf.data through `IterableSource`."""
+"""TFDS: its data sources first in a loader's list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import cereal
-from cereal import BatchTransform, DataLoader, DatasetSource, IterableSource, PipelineError
+from cereal import BatchTransform, DataLoader, DatasetSource, PipelineError
+from cereal.reading.structure import structure_of
+from cereal.testing import check_source
 
 from .checks import (
     IMAGES,
@@ -119,39 +121,132 @@ def test_the_whole_as_arrays_is_a_pipelines_data(stored: dict[str, Any]) -> None
     equal(rows(loader), WANTED)
 
 
-# tf.data
+def test_it_is_read_from_its_files_in_batches(source: Any) -> None:
+    made = DatasetSource(source, ordering="shuffle")
+    assert type(made.data.table).__name__ == "TFDSTable"
+    assert made.classes == {"label": tuple(map(str, range(N)))}
+    check_source(made)
 
 
-@pytest.mark.parametrize("length", [None, N])
-def test_a_stream_as_numpy_is_read_and_resumes(stream: Any, length: int | None) -> None:
-    def source() -> Any:
-        return IterableSource(lambda: tfds.as_numpy(stream), length=length)
-
-    check_values(source(), WANTED)
-    check_resume(source, WANTED)
-    check_in_jit(source(), WANTED)
+def test_worker_processes_read_it(source: Any) -> None:
+    with DataLoader([source, BatchTransform(5)], workers=2, worker_type="process") as loader:
+        equal(rows(loader), WANTED)
 
 
-@pytest.mark.parametrize("method", ["as_numpy_iterator", "__iter__"])
-def test_tf_data_is_read_without_tfds(stream: Any, method: str) -> None:
-    check_values(IterableSource(lambda: getattr(stream, method)()), WANTED)
+def rich() -> Any:
+    """Features of all kinds that cereal reads itself."""
+    known = tfds.features
+    return known.FeaturesDict(
+        {
+            "grey": known.Image(shape=(5, 6, 1)),
+            "colour": known.Image(shape=(5, 6, 3)),
+            "clear": known.Image(shape=(5, 6, 4)),
+            "photo": known.Image(shape=(16, 16, 3), encoding_format="jpeg"),
+            "sized": known.Image(shape=(None, None, 3)),
+            "text": known.Text(),
+            "flag": np.bool_,
+            "small": np.uint8,
+            "real": np.float64,
+            "vector": known.Tensor(shape=(2, 3), dtype=np.float32),
+            "whole": known.Tensor(shape=(2,), dtype=np.int32),
+            "inner": {"deep": {"label": known.ClassLabel(names=["a", "b"])}, "n": np.int32},
+            "numbers": known.Sequence(np.int64),
+            "three": known.Sequence(np.float32, length=3),
+        }
+    )
 
 
-def test_its_own_batches_are_batched_again(stream: Any) -> None:
-    pairs = IterableSource(lambda: tfds.as_numpy(stream.batch(2)), length=N // 2)
-    loader = DataLoader([pairs, BatchTransform(5)])
-    ((batch, _),) = loader
-    np.testing.assert_array_equal(batch["label"], LABELS.reshape(5, 2))
+def rich_examples() -> Iterator[tuple[int, Any]]:
+    rng = np.random.default_rng(0)
+    image = lambda *shape: rng.integers(0, 256, shape, np.uint8)  # noqa: E731
+    for i in range(N):
+        images = {"grey": image(5, 6, 1), "colour": image(5, 6, 3), "clear": image(5, 6, 4)}
+        more = {"photo": image(16, 16, 3), "sized": image(3 + i, 4, 3), "text": f"number {i}"}
+        numbers = {"flag": i % 2 == 0, "small": 200 + i, "real": i / 4, "whole": [i, -i]}
+        nested = {"inner": {"deep": {"label": i % 2}, "n": -i}, "numbers": list(range(i))}
+        vector = rng.normal(size=(2, 3)).astype(np.float32)
+        last = {"vector": vector, "three": [i, i, 0.5]}
+        yield i, {**images, **more, **numbers, **nested, **last}
 
 
-def test_a_bare_stream_is_told_where_to_go(stream: Any) -> None:
-    with pytest.raises(PipelineError, match="IterableSource"):
-        loader_of(stream)
-    with pytest.raises(PipelineError, match="IterableSource"):
-        loader_of(tfds.as_numpy(stream))
+def as_source(folder: Path, features: Any, some: Any, file_format: str = "array_record") -> Any:
+    tfds.disable_progress_bar()
+    made = tfds.dataset_builders.store_as_tfds_dataset(
+        name="rich",
+        version="1.0.0",
+        features=features,
+        split_datasets={"train": some},
+        data_dir=folder,
+        file_format=file_format,
+        disable_shuffling=True,
+    )
+    return made.as_data_source(split="train")
 
 
-def test_text_is_refused_by_name() -> None:
-    words = tf.data.Dataset.from_tensor_slices({"text": ["a", "bb"], "label": [0, 1]})
-    with pytest.raises(PipelineError, match=r"element\['text'\]` is a Python object"):
-        loader_of(IterableSource(words.as_numpy_iterator))
+def compare(found: Any, wanted: Any) -> None:
+    """An element of ours with that of TFDS."""
+    if isinstance(wanted, dict):
+        assert found.keys() == wanted.keys()
+        for key in wanted:
+            compare(found[key], wanted[key])
+    elif isinstance(wanted, bytes):
+        assert found == wanted
+    else:
+        np.testing.assert_array_equal(found, wanted)
+        assert np.shape(found) == np.shape(wanted)
+
+
+@pytest.mark.parametrize("file_format", ["array_record", "parquet"])
+def test_all_features_are_what_tfds_gives(tmp_path: Path, file_format: str) -> None:
+    own = as_source(tmp_path, rich(), rich_examples(), file_format)
+    table = DatasetSource(own).data.table
+    assert type(table).__name__ == "TFDSTable"
+    columns, structure = table.take(np.arange(N)), structure_of(table.form)
+    for i in range(N):
+        compare(structure.unflatten([column[i] for column in columns]), own[i])
+
+
+def test_what_cereal_does_not_know_tfds_decodes(tmp_path: Path) -> None:
+    packed = tfds.features.Tensor(shape=(2,), dtype=np.float64, encoding="zlib")
+    features = tfds.features.FeaturesDict({"packed": packed, "label": np.int32})
+    some = ((i, {"packed": np.array([i, 0.5]), "label": i}) for i in range(N))
+    own = as_source(tmp_path, features, some)
+    made = DatasetSource(own)
+    assert type(made.data.table).__name__ == "RecordTable"
+    wanted = {"label": LABELS, "packed": np.stack([LABELS, np.full(N, 0.5)], 1).astype(np.float32)}
+    check_values(own, wanted)
+    check_resume(lambda: own, wanted)
+
+
+def loader_of_all(*stages: Any) -> DataLoader[Any]:
+    return DataLoader([*stages, BatchTransform(5)])
+
+
+def test_decoders_and_methods_of_a_source_are_obeyed(stored: dict[str, Any]) -> None:
+    builder, method = stored["array_record"], tfds.decode.DeserializeMethod.RAW_BYTES
+    skipped = builder.as_data_source("train", decoders={"image": tfds.decode.SkipDecoding()})
+    equal(rows(loader_of_all(skipped, cereal.DecodeImageTransform(mode="L"))), WANTED)
+    raw = builder.as_data_source("train", deserialize_method=method)
+    lengths = cereal.HostMapTransform(len)
+    assert rows(loader_of_all(raw, lengths)).tolist() == [len(raw[i]) for i in range(N)]
+
+
+def test_part_of_a_split_is_read(stored: dict[str, Any]) -> None:
+    part = stored["array_record"].as_data_source("train[2:7]")
+    assert rows(loader_of_all(part))["label"].tolist() == [2, 3, 4, 5, 6]
+
+
+def test_a_dict_of_splits_is_an_error_that_names_them(stored: dict[str, Any]) -> None:
+    for splits in (stored["array_record"].as_data_source(), stored["tfrecord"].as_dataset()):
+        with pytest.raises(PipelineError, match=r"of datasets, not one of them: it has 'train'"):
+            loader_of(splits)
+
+
+def test_images_of_different_sizes_are_told_to_be_resized(tmp_path: Path) -> None:
+    features = tfds.features.FeaturesDict({"image": tfds.features.Image()})
+    some = ((i, {"image": np.zeros((3 + i, 4, 3), np.uint8)}) for i in range(N))
+    own = as_source(tmp_path, features, some)
+    with pytest.raises(PipelineError, match=r"of another size.*DecodeImageTransform\(size="):
+        loader_of(own)
+    resized = cereal.DecodeImageTransform(size=(4, 4))
+    assert rows(loader_of_all(own, resized))["image"].shape == (N, 4, 4, 3)

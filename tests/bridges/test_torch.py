@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 import cereal
 from cereal import BatchTransform, DataLoader, DatasetSource, IterableSource, PipelineError
@@ -184,14 +185,39 @@ def test_one_iterable_dataset_serves_every_epoch() -> None:
 
 
 @pytest.mark.parametrize("kind", [Stream, StreamWithLength])
-def test_a_bare_iterable_dataset_is_told_where_to_go(kind: Any) -> None:
-    with pytest.raises(PipelineError, match="IterableSource"):
-        loader_of(kind())
+def test_a_bare_iterable_dataset_is_a_stream(kind: Any) -> None:
+    wanted = {"image": IMAGES, "label": LABELS}
+    check_values(kind(), wanted)
+    check_resume(kind, wanted)
+    assert str(loader_of(kind()).source).startswith("BatchTransform")
+    assert f"IterableSource({kind.__name__}" in repr(loader_of(kind()))
 
 
-def test_torchs_own_loader_is_told_where_to_go() -> None:
-    with pytest.raises(PipelineError, match=r"DataLoader.*IterableSource"):
-        loader_of(data.DataLoader(tensor_dataset(), batch_size=2))
+class Epochs(data.IterableDataset):
+    """In every epoch another order, once it is told the epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(np.random.default_rng(self.epoch).permutation(N).astype(np.int32))
+
+
+def test_a_stream_is_told_its_epoch() -> None:
+    dataset = Epochs()
+    loader = DataLoader([dataset, BatchTransform(5)])
+    batches = loader.iterate(loader.init_state(0), epochs=3)
+    found = np.concatenate([batch for batch, _ in batches]).reshape(3, N)
+    wanted = [np.random.default_rng(epoch).permutation(N) for epoch in range(3)]
+    assert found.tolist() == [order.tolist() for order in wanted]
+    assert dataset.epoch == 0  # the user's own is left alone
+
+
+def test_an_explicit_source_over_a_stream_is_told_where_to_go() -> None:
+    with pytest.raises(PipelineError, match=r"a Stream can only be iterated.*as it is"):
+        DatasetSource(Stream())
 
 
 # What is wrong
@@ -200,16 +226,6 @@ def test_torchs_own_loader_is_told_where_to_go() -> None:
 def test_a_class_is_told_to_be_an_instance() -> None:
     with pytest.raises(PipelineError, match=r"stage 0 is the class Arrays, not an instance"):
         loader_of(Arrays)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda: torch.ones(2, dtype=torch.bfloat16), lambda: torch.ones(2, requires_grad=True)],
-    ids=["bfloat16", "requires_grad"],
-)
-def test_a_tensor_that_numpy_cannot_hold_is_an_error_with_its_name(make: Any) -> None:
-    with pytest.raises(PipelineError, match=r"element\['x'\]"):
-        loader_of([{"x": make()} for _ in range(N)])
 
 
 def test_an_error_in_the_dataset_names_the_element() -> None:
@@ -225,6 +241,49 @@ def test_an_error_in_the_dataset_names_the_element() -> None:
         next(batches)
     assert caught.value.element.index == 6  # type: ignore[attr-defined]
     batches.close()
+
+
+def test_images_of_different_sizes_name_the_element_and_the_fix() -> None:
+    class Photos(Arrays):
+        def __getitem__(self, index: int) -> Any:
+            image, label = super().__getitem__(index)
+            return image[: 4 if index == 6 else 5], label
+
+    with pytest.raises(PipelineError, match=r"float32\[4,6\].*resize them in a HostMap") as caught:
+        rows(loader_of(Photos()))
+    assert caught.value.element.index == 6  # type: ignore[attr-defined]
+
+
+class LikeTorchvision(data.Dataset):
+    """As torchvision's datasets are: tensors inside, PIL images and a transform outside."""
+
+    def __init__(self, transform: Any = None) -> None:
+        self.data, self.targets, self.transform = torch.from_numpy(IMAGES), LABELS, transform
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        image = Image.fromarray(self.data[index].numpy())
+        return image if self.transform is None else self.transform(image), int(self.targets[index])
+
+
+def flat(image: Any) -> np.ndarray:
+    return np.ravel(np.array(image, np.float32))
+
+
+def test_datasets_like_torchvisions_with_a_transform_and_without() -> None:
+    check_values(LikeTorchvision(flat), (IMAGES.reshape(N, -1).astype(np.float32), LABELS))
+    check_values(LikeTorchvision(), PAIRS)  # PIL images
+
+
+def test_worker_processes_read_it() -> None:
+    for dataset in (tensor_dataset(), Tensors()):
+        loader = DataLoader([dataset, BatchTransform(5)], workers=2, worker_type="process")
+        with loader:
+            found = rows(loader)
+        label = found["label"] if isinstance(found, dict) else found[1]
+        assert label.tolist() == LABELS.tolist()
 
 
 def test_elements_may_pass_compiled_stages() -> None:

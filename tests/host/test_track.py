@@ -28,6 +28,7 @@ from cereal import (
     save_arrays,
 )
 from cereal.host import track
+from cereal.workers.read_service import without_service
 
 N, BATCH = 22, 4
 SQUARES = np.arange(N, dtype=np.int32) ** 2
@@ -297,3 +298,16 @@ def test_a_compiled_stage_that_fails_keeps_the_place() -> None:
     found += [np.asarray(batch).tolist() for batch, _ in within(lambda: list(iterator))]
     plain = 1.0 / (jnp.arange(24).reshape(6, 4) - 9)
     np.testing.assert_allclose(np.array(found), np.asarray(plain), rtol=1e-6)
+
+
+def test_steps_end_where_there_are_no_more_rows() -> None:
+    loader = loader_of(lambda i: i * i, N, BATCH, workers=2)
+    source: Any = loader.source
+    rows, _ = source._plan.rows_for(np.zeros(5, np.uint32), 3)
+    rows_of = lambda step: rows[step] if step < 3 else None  # noqa: E731
+    steps = loader.service.open_track(without_service(source), rows_of)
+    steps.start()
+    found = [steps.take(step).below.values.tolist() for step in range(3)]
+    assert steps.total == 3
+    loader.service.close()
+    assert found == SQUARES[: 3 * BATCH].reshape(3, BATCH).tolist()

@@ -205,10 +205,10 @@ def test_options_of_other_loaders_print_the_line_to_write(
 
 
 def test_the_message_for_an_option_shows_a_whole_pipeline() -> None:
-    whole = (
-        r'`DataLoader\(\[ArraySampleSource\(data, ordering="shuffle"\), BatchTransform\(128\)\]\)`'
-    )
-    with pytest.raises(UsageError, match=whole):
+    shuffled = r'`DataLoader\(\[DatasetSource\(data, ordering="shuffle"\), BatchTransform\(4\)\]\)`'
+    with pytest.raises(UsageError, match=shuffled):
+        DataLoader(dataset=[1, 2], batch_size=4, shuffle=True)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match=r"`DataLoader\(\[data, BatchTransform\(4\)\]\)`"):
         DataLoader(dataset=[1, 2], batch_size=4)  # type: ignore[call-overload]
 
 

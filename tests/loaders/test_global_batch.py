@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -35,3 +37,20 @@ def test_bad_input() -> None:
         cereal.global_batch({"a": np.zeros(3)}, (MESH, "data"))
     with pytest.raises(cereal.PipelineError, match=r"global_batch: `sharding`: .* does not fit"):
         cereal.global_batch({"a": np.zeros(4)}, (MESH, "rows"))
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.array([1, 2**40 + 7, 3, 4]), np.array([0, 0, 0, 2**32], np.uint64), 2**40 + 7]
+)
+def test_integers_beyond_32_bits_are_refused(wrong: Any) -> None:
+    message = r"global_batch: `batch\['a'\]`: the integer \d+ does not fit u?int32, which JAX uses"
+    with pytest.raises(cereal.PipelineError, match=message):
+        cereal.global_batch({"a": wrong}, (MESH, "data"))
+
+
+def test_numbers_of_64_bits_that_fit_are_taken() -> None:
+    local = {"a": np.array([7, -(2**31), 2**31 - 1, 0]), "b": np.array([1.5, np.nan, np.inf, 0])}
+    batch = cereal.global_batch(local, (MESH, "data"))
+    assert batch["a"].dtype == np.int32
+    assert batch["b"].dtype == np.float32
+    jax.tree.map(np.testing.assert_array_equal, batch, local)

@@ -47,6 +47,15 @@ def loader_of(sharding: Any, *stages: Any, size: int = 4, **options: Any) -> Any
             (MESH, {"x": P("data"), "y": P("data", "model")}),
             r"P\('data', 'model'\) has more axes than `batch\['y'\]`, which is int32\[4\]; leave",
         ),
+        (
+            (MESH, (None, "data")),
+            r"says nothing about `batch\['x'\]`; .* one spec of all .* `sharding=\(mesh, P\(None, "
+            r"'data'\)\)`",
+        ),
+        (
+            (MESH, (("data", "model"), None)),
+            r"write `sharding=\(mesh, P\(\('data', 'model'\), None",
+        ),
         ((MESH, P(None, ("data", "model"))), r"cannot divide float32\[4,6\]: .*"),
         ({}, "`sharding` is empty, {}; write"),
         (
@@ -70,6 +79,17 @@ def loader_of(sharding: Any, *stages: Any, size: int = 4, **options: Any) -> Any
 def test_shardings_that_do_not_fit(sharding: Any, message: str) -> None:
     with pytest.raises(PipelineError, match=message):
         loader_of(sharding)
+
+
+def test_a_tuple_of_axes_is_a_tree_for_a_batch_that_is_a_tuple() -> None:
+    source = ArraySampleSource((ROWS["x"], ROWS["y"]), ordering="sequential")
+    loader = DataLoader([source, BatchTransform(4)], sharding=(MESH, (None, "data")))
+    (x, y), _ = next(iter(loader))
+    assert x.is_fully_replicated
+    assert y.sharding.spec == P("data")
+    with pytest.raises(PipelineError, match="does not fit the mesh") as raised:
+        loader_of((MESH, ("data", "rows")))
+    assert "one spec of all" not in str(raised.value)
 
 
 @pytest.mark.parametrize(("size", "near"), [(7, "6 or 8"), (1, "2")])

@@ -102,6 +102,31 @@ def all_alike(mesh: str, source: str, stage: bool, explicit: bool, order: str, s
     return {"reads": reads, "epoch": int(batches.state.epoch)}
 
 
+def elements_left_out(by_function: bool) -> Any:
+    """A number does not fit, in a part of a row that one of the processes need not read."""
+    import tempfile
+
+    x = np.arange(1, LENGTH * WIDTH + 1).reshape(LENGTH, WIDTH)
+    x[5, -1] = 2**40
+    folder = f"{tempfile.mkdtemp()}/rows"
+    cereal.save_arrays(folder, {"x": x})
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1).T  # seq: the processes
+    mesh = Mesh(devices, ("data", "seq"), axis_types=(AxisType.Auto,) * 2)
+    other = {"x": np.full(WIDTH, -7)}
+    pipeline = [cereal.MemmapSource(folder, ordering="sequential"), BatchTransform(8)]
+    options: Any = {"on_error": (lambda _: other) if by_function else "skip", "workers": 1}
+    with (
+        DataLoader(pipeline, **options) as alone,
+        DataLoader(pipeline, sharding=(mesh, {"x": P("data", "seq")}), **options) as loader,
+    ):
+        want, real = jax.device_get(next(alone.iterate(alone.init_state(0))))
+        batch, mask = next(loader.iterate(loader.init_state(0)))
+    np.testing.assert_array_equal(gathered(batch)["x"], want["x"])
+    for shard in mask.addressable_shards:
+        np.testing.assert_array_equal(shard.data, real[shard.index])
+    return {"skipped": loader.skipped, "row": want["x"][5].tolist(), "real": bool(real[5])}
+
+
 def _loader(**options: Any) -> DataLoader[Any]:
     source = DiskSampleSource(LENGTH, lambda i: {"x": rows()["x"][i]}, ordering="shuffle")
     mesh = mesh_of(options.pop("mesh", "data"))
@@ -178,6 +203,44 @@ def impure(every: int, guilty: int) -> str:
     got = []
     error = _raised(lambda: got.extend(1 for _ in loader.iterate(loader.init_state(0))))
     return f"{len(got)} {error}"
+
+
+def comparing(across: bool) -> Any:
+    """What a loader warns of when it is built with `check_replicas=`, and how often it compares."""
+    import warnings
+
+    from cereal.loaders.many_hosts import replicas
+
+    known, calls = replicas.exchange, []
+    replicas.exchange = lambda *given: calls.append(1) or known(*given)
+    axes = ("model", "data") if across else ("data", "model")
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), axes, axis_types=(AxisType.Auto,) * 2)
+    source = cereal.ArraySampleSource(rows(), ordering="shuffle")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = DataLoader([source, BatchTransform(8)], sharding=(mesh, "data"), check_replicas=2)
+    for _ in loader.iterate(loader.init_state(0)):
+        pass
+    said = [f"{type(each.message).__name__}: {each.message}" for each in caught]
+    files = [each.filename.rpartition("/")[2] for each in caught]
+    return {"said": said, "files": files, "compared": len(calls)}
+
+
+def typed_keys() -> int:
+    """Data in memory with random keys, which are compared, too."""
+    keys = jax.random.split(jax.random.key(0), LENGTH)
+    source = cereal.ArraySampleSource({"y": rows()["y"], "key": keys}, ordering="shuffle")
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1).T  # model: the processes
+    mesh = Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    loader = DataLoader([source, BatchTransform(8)], sharding=(mesh, "data"), check_replicas=1)
+    total = 0
+    for batch, _ in loader.iterate(loader.init_state(0)):
+        parts = (batch[name].addressable_shards for name in ("y", "key"))
+        for y, key in zip(*parts, strict=True):
+            words = np.asarray(jax.random.key_data(keys))[np.asarray(y.data)]
+            np.testing.assert_array_equal(jax.random.key_data(key.data), words)
+            total += len(words)
+    return total
 
 
 def uneven_streams(lengths: list[int], drop: bool) -> Any:
@@ -274,3 +337,27 @@ def training(log: str, state: str | None, steps: int, pause: float) -> None:
             Path(state).write_text(json.dumps({"step": step, "data": batches.get_state()}))
         time.sleep(pause)
     loader.close()
+
+
+def under_a_mesh_that_was_set(explicit: bool, wide: bool) -> Any:
+    """Loops under `jax.set_mesh`, which compare their loaders and their rows."""
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1).T
+    kind = AxisType.Explicit if explicit else AxisType.Auto
+    mesh = Mesh(devices, ("data", "model"), axis_types=(kind,) * 2)
+    found = []
+    with jax.set_mesh(mesh):
+        for source in (
+            DiskSampleSource(LENGTH, lambda i: {"y": np.int32(i)}, ordering="shuffle"),
+            cereal.ArraySampleSource({"y": rows()["y"]}, ordering="shuffle"),
+            cereal.IterableSource(lambda: iter([{"y": np.int32(i)} for i in range(LENGTH)])),
+        ):
+            stages = [MapTransform(lambda b: {"y": b["y"] + 1})] if wide else []
+            loader = DataLoader(
+                [source, BatchTransform(8), *stages], sharding=(mesh, "data"), check_replicas=2
+            )
+            total = 0
+            for batch, _ in loader.iterate(loader.init_state(0)):
+                total += int(gathered(batch)["y"].sum())
+            found.append(total)
+            loader.close()
+    return found

@@ -41,6 +41,23 @@ def test_rows_that_do_not_differ_are_no_error() -> None:
 
 
 @pytest.mark.slow
+def test_comparing_where_no_two_processes_hold_the_same_rows_warns() -> None:
+    for found in launch(JOBS + "comparing", 2, 2, across=False):
+        (said,) = found["said"]
+        assert said.startswith("OptionWarning: DataLoader: `check_replicas=2` has no effect")
+        assert "over data=2, model=2; leave it out" in said
+        assert found["files"] == ["jobs.py"]
+        assert found["compared"] == 0
+    for found in launch(JOBS + "comparing", 2, 2, across=True):
+        assert found == {"said": [], "files": [], "compared": 4}
+
+
+@pytest.mark.slow
+def test_random_keys_in_the_data_are_compared_too() -> None:
+    assert launch(JOBS + "typed_keys", 2, 2) == [64] * 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("drop", [False, True])
 @pytest.mark.parametrize("lengths", [[20], [20, 37], [37, 20]], ids=str)
 def test_streams_of_unknown_length_end_together(lengths: list[int], drop: bool) -> None:

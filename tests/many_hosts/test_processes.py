@@ -44,6 +44,16 @@ def test_parts_of_rows_of_a_memory_map(order: str, stage: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("by_function", [False, True])
+def test_all_processes_leave_out_an_element_that_one_could_not_read(by_function: bool) -> None:
+    found = launch(JOBS + "elements_left_out", 2, 2, by_function=by_function)
+    if by_function:
+        assert found == [{"skipped": 0, "row": [-7] * 16, "real": True}] * 2
+    else:  # it is the first element that can be read, as without a mesh
+        assert found == [{"skipped": 1, "row": list(range(1, 17)), "real": False}] * 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("source", ["function", "arrays"])
 def test_four_processes(mesh: str, source: str) -> None:
@@ -52,3 +62,12 @@ def test_four_processes(mesh: str, source: str) -> None:
         # With the devices mixed, a row's two columns belong to two processes, which both read it.
         share = {"data": 40, "data x model": 80, "data x seq": 80}[mesh]
         assert [each["reads"] for each in found] == [share] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+def test_loops_under_a_mesh_that_was_set(explicit: bool, wide: bool) -> None:
+    total = sum(range(64)) + (64 if wide else 0)
+    found = launch(JOBS + "under_a_mesh_that_was_set", 2, 2, explicit=explicit, wide=wide)
+    assert found == [[total] * 3] * 2

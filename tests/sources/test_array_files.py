@@ -340,6 +340,6 @@ def test_a_description_that_is_none_is_refused(text: str, tmp_path: Path) -> Non
 
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
-    folder = describe(tmp_path, {"array": "x.npy"}, version=2)
-    with pytest.raises(PipelineError, match=r"version 2 .* upgrade cereal"):
+    folder = describe(tmp_path, {"array": "x.npy"}, version=3)
+    with pytest.raises(PipelineError, match=r"version 3 .* upgrade cereal"):
         MemmapSource(folder)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cereal import BatchTransform, DataLoader, DatasetSource
-from cereal.sources.grain_epochs import epochs_of
+from cereal.reading.bridges.grain import epochs_of
 
 
 def grain_class(name: str, base: type = object) -> type:

@@ -47,3 +47,10 @@ def test_an_index_that_has_no_place_is_refused(data: Any, index_key: Any, messag
 def test_a_range_refuses_it_too(index_key: Any) -> None:
     with pytest.raises(cereal.PipelineError, match=r"^RangeSource: .*(must be a string|already)"):
         cereal.RangeSource(5, index_key=index_key)
+
+
+def test_the_first_stage_over_a_dataset_is_given_the_index_too() -> None:
+    source = cereal.DatasetSource([{"a": 10 * i} for i in range(4)], index_key="i")
+    add = cereal.HostMapTransform(lambda element: element["a"] + element["i"])
+    batch, _ = next(iter(cereal.DataLoader([source, add, cereal.BatchTransform(4)], workers=0)))
+    assert batch.tolist() == [0, 11, 22, 33]

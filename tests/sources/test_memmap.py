@@ -358,7 +358,7 @@ def test_what_cannot_be_mapped_is_named(tmp_path: Path) -> None:
     (tmp_path / "none.npy").write_bytes(b"")
     np.save(tmp_path / "cut.npy", X)
     (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:-8])
-    np.savez(tmp_path / "many.npz", x=X)
+    np.savez_compressed(tmp_path / "many.npz", x=X)
     np.save(tmp_path / "records.npy", np.zeros(3, [("a", "i4")]))
     cases = {
         "missing": r"missing' does not exist; write it with `save_arrays`",
@@ -366,7 +366,7 @@ def test_what_cannot_be_mapped_is_named(tmp_path: Path) -> None:
         "text.npy": r"text\.npy' cannot be mapped",
         "none.npy": r"none\.npy' cannot be mapped",
         "cut.npy": r"cut\.npy' cannot be mapped",
-        "many.npz": r"NpzFile|npz",
+        "many.npz": r"'x\.npy' of .*many\.npz' is compressed",
         "records.npy": r"must be an array",
     }
     for name, pattern in cases.items():

@@ -77,3 +77,9 @@ def as_optional_count(
     if value is None:
         return None
     return as_count(value, name, owner, least, hint=hint, error=error)
+
+
+def multiples_near(size: int, count: int) -> str:
+    """The multiples of a count that are nearest to a size, in words: `6 or 8`."""
+    below, above = size // count * count, -(-size // count) * count
+    return f"{below} or {above}" if below else f"{above}"

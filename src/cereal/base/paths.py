@@ -17,3 +17,10 @@ def as_path(value: Any, name: str, owner: str) -> Path:
             f"{type(value).__name__} ({value!r:.60})."
         )
     return Path(value).expanduser()
+
+
+def user_cache() -> Path:
+    """The user's cache folder, where the operating system has it."""
+    import pooch
+
+    return Path(pooch.os_cache("cereal"))

@@ -23,7 +23,7 @@ from .unseen import raise_unseen
 C = TypeVar("C")
 # Values that a node computes from its fields and keeps; `set_fields` drops them.
 _FOUND_OUT = {"_flat", "traits", "_order", "_plan", "_fingerprint", "_spec"}
-_FOUND_OUT |= {"_reader", "_program", "_host_stages"}
+_FOUND_OUT |= {"_reader", "_program", "_host_stages", "_by_numpy"}
 made_classes: list[type] = []
 """All classes that `pytree_dataclass` made."""
 

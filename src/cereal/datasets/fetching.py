@@ -25,7 +25,7 @@ from typing import Any
 from ..base.atomic import as_usual
 from ..base.errors import DatasetError
 from ..base.foreign_errors import has_wrong_hash, timed_out
-from ..base.paths import as_path
+from ..base.paths import as_path, user_cache
 from .record import RemoteFile
 
 VARIABLE = "CEREAL_DATA_DIR"
@@ -45,13 +45,6 @@ def data_dir(cache_dir: str | os.PathLike[str] | None = None) -> Path:
     if named := os.environ.get(VARIABLE):
         return Path(named).expanduser()
     return user_cache()
-
-
-def user_cache() -> Path:
-    """The user's cache folder, where the operating system has it."""
-    import pooch
-
-    return Path(pooch.os_cache("cereal"))
 
 
 def obtain(file: RemoteFile, folder: Path, *, verify: bool = True) -> Path:

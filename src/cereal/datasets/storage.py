@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.errors import DatasetError, PipelineError
+from ..base.paths import user_cache
 from ..sources.files.array_files import open_arrays, save_arrays
-from .fetching import VARIABLE, cannot_write, data_dir, locked, obtain, user_cache
+from .fetching import VARIABLE, cannot_write, data_dir, locked, obtain
 from .record import Arrays, Form, Record
 
 CacheDir = str | os.PathLike[str] | None

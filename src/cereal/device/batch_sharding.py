@@ -16,6 +16,16 @@ from ..base.spec import Spec
 from .transfer import from_parts, to_host
 
 
+def padded_shape(shape: Any, lanes: tuple[int, ...], padded: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of an array after padding, which adds lanes only to arrays that have all lanes."""
+    return (*padded, *shape[len(lanes) :]) if shape[: len(lanes)] == lanes else shape
+
+
+def axes_in_words(mesh: Any) -> str:
+    """As drawings and errors print them: `data=4, model=2`."""
+    return ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+
+
 @dataclasses.dataclass(frozen=True)
 class BatchSharding:
     """Where the arrays of a batch and its mask go."""
@@ -26,6 +36,7 @@ class BatchSharding:
     padded: tuple[int, ...]  # of the arrays: at least as many
     spec: Spec  # of the arrays
     check_replicas: int | None = None  # how often processes compare rows that they share
+    skips: bool = False  # whether elements that fail are left out: in all processes, if in one
 
     @property
     def mesh(self) -> Any:
@@ -76,8 +87,7 @@ class BatchSharding:
     def in_words(self) -> str:
         """As drawings and errors print it: `P('data') over data=4`."""
         specs = list(dict.fromkeys(str(each.spec) for each in self.leaves))
-        axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
-        return f"{', '.join(specs)} over {axes}"
+        return f"{', '.join(specs)} over {axes_in_words(self.mesh)}"
 
     def replicated(self, tree: Any) -> Any:
         """A tree of arrays with a whole copy on every device. Arrays that were put somewhere stay
@@ -99,7 +109,7 @@ class BatchSharding:
     def _copied(self, leaf: Any) -> Any:
         if is_traced(leaf) or not isinstance(leaf, jax.Array | np.ndarray):
             return leaf
-        if isinstance(leaf, jax.Array) and leaf.committed and leaf.sharding.device_set:
+        if isinstance(leaf, jax.Array) and leaf.committed:
             return leaf
         return self._everywhere(leaf)
 

@@ -18,18 +18,19 @@ from .transfer import from_parts, to_host
 
 def exchange(numbers: np.ndarray, mesh: Mesh) -> dict[int, np.ndarray]:
     """The numbers (uint32, of one shape in all processes) of every process, by its index."""
-    devices, spread, share = _over_all(mesh)
-    shape = (len(devices), *numbers.shape)
+    flat, spread, share = _over_all(mesh)
+    shape = (flat.size, *numbers.shape)
     given = from_parts(shape, spread, lambda _: numbers[None], numbers.dtype)
-    found = share(given)
+    with jax.set_mesh(flat):  # the user's may have these devices in another order
+        found = share(given)
     if not found.addressable_shards:  # no device of the mesh belongs to this process
         return {}
     whole = to_host(found.addressable_shards[0].data)
-    return {device.process_index: whole[k] for k, device in enumerate(devices)}
+    return {device.process_index: whole[k] for k, device in enumerate(flat.devices)}
 
 
 @lru_cache(maxsize=8)
-def _over_all(mesh: Mesh) -> tuple[list[Any], NamedSharding, Any]:
+def _over_all(mesh: Mesh) -> tuple[Mesh, NamedSharding, Any]:
     devices = list(mesh.devices.ravel())
     if {device.process_index for device in devices} == set(range(jax.process_count())):
         devices = jax.devices()  # these are the same everywhere, even if the meshes are not
@@ -37,4 +38,4 @@ def _over_all(mesh: Mesh) -> tuple[list[Any], NamedSharding, Any]:
     flat = Mesh(np.array(devices), ("all",), axis_types=(AxisType.Auto,))
     everywhere = NamedSharding(flat, PartitionSpec())
     share = jax.jit(lambda x: x, out_shardings=everywhere)
-    return devices, NamedSharding(flat, PartitionSpec("all")), share
+    return flat, NamedSharding(flat, PartitionSpec("all")), share

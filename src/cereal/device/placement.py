@@ -19,7 +19,7 @@ from ..base.capture import is_concrete, is_traced, staging
 from ..base.errors import PipelineError, UsageError, first_line
 from ..base.foreign_errors import lacks_mesh
 from ..base.spec import format_spec
-from .batch_sharding import BatchSharding
+from .batch_sharding import BatchSharding, axes_in_words
 from .transfer import to_device
 
 
@@ -76,9 +76,8 @@ def in_words(placement: Any) -> str:
         return placement.in_words()
     if not isinstance(placement, NamedSharding):
         return str(placement)
-    kind = f" in {placement.memory_kind}" if _elsewhere(placement) else ""
-    axes = ", ".join(f"{name}={size}" for name, size in placement.mesh.shape.items())
-    return f"{placement.spec} over {axes}{kind}"
+    kind = f" in {placement.memory_kind}" if in_other_memory(placement) else ""
+    return f"{placement.spec} over {axes_in_words(placement.mesh)}{kind}"
 
 
 def placed(traits: Any, values: Any, mask: Any) -> tuple[Any, Any]:
@@ -137,7 +136,7 @@ def check_in_program(placement: Any) -> None:
             f"DevicePutTransform and `sharding=` cannot place batches inside of `shard_map` (over "
             f"{manual}), where every device makes its own batch; leave them out of this pipeline."
         )
-    if _elsewhere(placement):
+    if in_other_memory(placement):
         raise UsageError(
             f"DevicePutTransform cannot place batches in {placement.memory_kind!r} memory inside "
             f"of a program; leave `memory_kind=` out, or take batches from `iterate`."
@@ -154,7 +153,7 @@ def check_in_program(placement: Any) -> None:
             )
 
 
-def _elsewhere(sharding: Any) -> bool:
+def in_other_memory(sharding: Any) -> bool:
     """Whether it names other memory than the device's own, such as pinned host memory."""
     usual = next(iter(sharding.device_set)).default_memory().kind
     return sharding.memory_kind not in (None, usual)

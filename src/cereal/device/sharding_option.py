@@ -20,16 +20,20 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from ..base.errors import PipelineError, first_line
+from ..base.numbers import multiples_near
 from ..base.spec import Spec, format_spec
-from .batch_sharding import BatchSharding
-from .placement import fitted
+from .batch_sharding import BatchSharding, axes_in_words, padded_shape
+from .placement import fitted, in_other_memory
 
 _OWNER = "DataLoader: `sharding`"
 _WRITE = "write `sharding=NamedSharding(mesh, P('data'))` or `sharding=(mesh, 'data')`"
 
 
-def batch_sharding(given: Any, source: Any, check_replicas: int | None = None) -> BatchSharding:
-    """What `sharding=` means for the batches of a pipeline; an error if it does not fit them."""
+def batch_sharding(given: Any, source: Any, **options: Any) -> BatchSharding:
+    """What `sharding=` means for the batches of a pipeline; an error if it does not fit them.
+
+    The other options of the loader that concern global batches are kept with it.
+    """
     traits, spec = source.traits, Spec(source.element_spec())
     leaves = leaf_shardings(given, spec, _OWNER)
     if not traits.lanes:
@@ -40,19 +44,13 @@ def batch_sharding(given: Any, source: Any, check_replicas: int | None = None) -
     mask = _mask_sharding(leaves, spec, traits)
     padded = _padded(leaves, mask, spec, traits)
     shapes = [
-        jax.ShapeDtypeStruct(_with_lanes(leaf.shape, traits.lanes, padded), leaf.dtype)
+        jax.ShapeDtypeStruct(padded_shape(leaf.shape, traits.lanes, padded), leaf.dtype)
         for leaf in spec.leaves
     ]
     made = Spec(jax.tree.unflatten(spec.structure, shapes))
     for sharding, leaf in zip(leaves, made.leaves, strict=True):
         _check_divides(sharding, leaf)
-    return BatchSharding(leaves, mask, traits.lanes, padded, made, check_replicas)
-
-
-def _with_lanes(
-    shape: tuple[int, ...], lanes: tuple[int, ...], padded: tuple[int, ...]
-) -> tuple[int, ...]:
-    return (*padded, *shape[len(lanes) :]) if shape[: len(lanes)] == lanes else shape
+    return BatchSharding(leaves, mask, traits.lanes, padded, made, **options)
 
 
 def leaf_shardings(given: Any, spec: Spec, owner: str) -> tuple[NamedSharding, ...]:
@@ -64,7 +62,7 @@ def leaf_shardings(given: Any, spec: Spec, owner: str) -> tuple[NamedSharding, .
         leaves = _for_leaves(_with_mesh(given), spec)
         _check_mesh(leaves)
     except PipelineError as error:
-        raise PipelineError(f"{owner}{error}") from error.__cause__
+        raise PipelineError(f"{owner}{error}{_as_one_spec(given)}") from error.__cause__
     return leaves
 
 
@@ -75,9 +73,13 @@ def _is_sharding(x: Any) -> bool:
     return isinstance(x, Sharding)
 
 
+def _has_mesh(given: Any) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mesh)
+
+
 def _with_mesh(given: Any) -> Any:
     """The shardings that `(mesh, ...)` stands for; anything else unchanged."""
-    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mesh)):
+    if not _has_mesh(given):
         return given
     mesh, parts = given
 
@@ -91,12 +93,30 @@ def _with_mesh(given: Any) -> Any:
                 f"{', '.join(map(repr, mesh.axis_names))}: {first_line(error)}"
             ) from error
 
-    one = lambda x: isinstance(x, PartitionSpec | str) or x is None or _are_names(x)  # noqa: E731
+    one = lambda x: isinstance(x, PartitionSpec) or _is_entry(x)  # noqa: E731
     return jax.tree.map(named, parts, is_leaf=one)
 
 
 def _are_names(x: Any) -> bool:
     return isinstance(x, tuple) and bool(x) and all(isinstance(name, str) for name in x)
+
+
+def _as_one_spec(given: Any) -> str:
+    """What to write, if a tuple that is read as a tree looks like the axes of one spec."""
+    parts = given[1] if _has_mesh(given) else None
+    if isinstance(parts, PartitionSpec) or not isinstance(parts, tuple | list):
+        return ""
+    if not parts or _are_names(parts) or not all(_is_entry(part) for part in parts):
+        return ""
+    axes = ", ".join(map(repr, parts))
+    return (
+        f" `{parts!r}` is read as one entry for each part of a batch; for one spec of all arrays "
+        f"write `sharding=(mesh, P({axes}))`."
+    )
+
+
+def _is_entry(x: Any) -> bool:
+    return x is None or isinstance(x, str) or _are_names(x)
 
 
 def _for_leaves(given: Any, spec: Spec) -> tuple[NamedSharding, ...]:
@@ -154,16 +174,12 @@ def _as_named(sharding: Any, path: Any) -> NamedSharding:
             ": its mesh is abstract and has no devices; pass the mesh that "
             "`jax.make_mesh` returned."
         )
-    if sharding.memory_kind not in (None, _usual_memory(sharding)):
+    if in_other_memory(sharding):
         raise PipelineError(
             f": batches cannot be put into {sharding.memory_kind!r} memory; leave "
             f"`memory_kind=` out."
         )
     return sharding
-
-
-def _usual_memory(sharding: Any) -> str:
-    return next(iter(sharding.device_set)).default_memory().kind
 
 
 def _check_mesh(leaves: tuple[NamedSharding, ...]) -> None:
@@ -202,19 +218,17 @@ def _padded(leaves: Any, mask: Any, spec: Spec, traits: Any) -> tuple[int, ...]:
     for axis, size in enumerate(lanes):
         parts = math.lcm(*(_parts(sharding, axis) for sharding in (*aligned, mask)))
         if size % parts and traits.remainder != "pad":
-            below, above = size // parts * parts, -(-size // parts) * parts
-            near = f"{below} or {above}" if below else f"{above}"
             raise PipelineError(
                 f"{_OWNER}: a batch of {size} cannot be divided into {parts} equal parts over "
-                f"{_axes_in_words(mask.mesh)}; the nearest sizes that can are {near}. Or write "
-                f"`BatchTransform({size}, pad_last_batch=True)`: then batches are padded, and the "
-                f"mask says where."
+                f"{axes_in_words(mask.mesh)}; the nearest sizes that can are "
+                f"{multiples_near(size, parts)}. Or write `BatchTransform({size}, "
+                f"pad_last_batch=True)`: then batches are padded, and the mask says where."
             )
         made.append(-(-size // parts) * parts)
     if tuple(made) != lanes and traits.mask_shape[: len(lanes)] != lanes:
         raise PipelineError(
             f"{_OWNER}: batches of {list(lanes)} elements would have to be padded to {made} over "
-            f"{_axes_in_words(mask.mesh)}, and their mask {list(traits.mask_shape)} has no place "
+            f"{axes_in_words(mask.mesh)}, and their mask {list(traits.mask_shape)} has no place "
             f"to say so; choose a batch size that the mesh divides."
         )
     return tuple(made)
@@ -232,10 +246,6 @@ def _check_divides(sharding: NamedSharding, leaf: Any) -> None:
         sharding.shard_shape(leaf.shape)
     except (ValueError, IndexError) as error:
         raise PipelineError(
-            f"{_OWNER}: {sharding.spec} over {_axes_in_words(sharding.mesh)} cannot divide "
+            f"{_OWNER}: {sharding.spec} over {axes_in_words(sharding.mesh)} cannot divide "
             f"{format_spec(leaf)}: {first_line(error)}"
         ) from error
-
-
-def _axes_in_words(mesh: Any) -> str:
-    return ", ".join(f"{name}={size}" for name, size in mesh.shape.items())

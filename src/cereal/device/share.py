@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..base.fitting import canonical
 from ..base.spec import Spec
-from .batch_sharding import BatchSharding
+from .batch_sharding import BatchSharding, padded_shape
 from .placement import fitted
 from .transfer import from_parts
 
@@ -34,35 +34,26 @@ class Share:
     Some stages of Python see whole batches: the last `unit` axes of the lanes are never divided.
     """
 
-    lanes: (
-        np.ndarray
-    )  # the numbers of the lanes to read, [cells, *unit]; padding has too large ones
+    lanes: np.ndarray  # which lanes are read, [cells, *unit]; padding has numbers beyond the last
 
     def __init__(self, placement: BatchSharding, spec: Spec | None, unit: int) -> None:
         """`spec` is that of a batch as Python gives it; None if compiled stages come after."""
         self.placement, self.touched = placement, spec is None
-        count = len(placement.lanes)
-        self._outer, self._unit = placement.padded[: count - unit], placement.lanes[count - unit :]
-        self._shapes = [self._whole(leaf.shape) for leaf in (spec.leaves if spec else ())]
+        lanes, padded, outer = placement.lanes, placement.padded, len(placement.lanes) - unit
+        self._outer, self._unit, self._padded_unit = padded[:outer], lanes[outer:], padded[outer:]
+        leaves = spec.leaves if spec else ()
+        self._shapes = [padded_shape(leaf.shape, lanes, padded) for leaf in leaves]
         self._shardings = placement.leaves if spec else ()
         self._find_cells()
         self.lanes = self._numbers()
         self._layouts: dict[Any, Layout] = {}
         self._last_key: tuple[bytes, Any] = b"", None
 
-    def _whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a global array, from that of an array for a whole batch."""
-        same = self._aligned(shape, self.placement.lanes)
-        return (*self.placement.padded[:same], *shape[same:])
-
-    def _aligned(self, shape: tuple[int, ...], lanes: tuple[int, ...]) -> int:
-        """How many of the first axes of an array are those of the lanes."""
-        pairs = enumerate(zip(shape, lanes, strict=False))
-        return next((k for k, (a, b) in pairs if a != b), min(len(shape), len(lanes)))
-
     def _by_lanes(self, shape: tuple[int, ...]) -> NamedSharding:
         """How compiled stages get an array: divided by lanes only."""
-        same, rows = self._aligned(shape, self.placement.padded), self.placement.rows
+        rows, same = self.placement.rows, 0
+        while shape[: same + 1] == self.placement.padded[: same + 1] and same < len(rows.spec):
+            same += 1
         return NamedSharding(rows.mesh, PartitionSpec(*rows.spec[:same]))
 
     # Which cells of the batch
@@ -129,8 +120,8 @@ class Share:
             if id(x) in done:
                 return done[id(x)]
             x = x.astype(canonical(x.dtype), copy=False)  # a long index: `high` has its upper bits
-            rest = x.shape[lead + outer :]
-            shape = self._whole((*self.placement.lanes[: len(self._outer)], *rest))
+            rest = padded_shape(x.shape[lead + outer :], self._unit, self._padded_unit)
+            shape = (*self._outer, *rest)
             return self._array(x, shape, self._by_lanes(shape), None, lead=lead)
 
         return rows.map(spread).replaced(key=self._key(rows.key))
@@ -256,10 +247,12 @@ def inner_parts(placement: BatchSharding) -> list[Any]:
 def _boxes(sharding: Any, shape: tuple[int, ...]) -> dict[Any, tuple[Bounds, ...]]:
     """The part of an array that each device of this process has."""
     found = sharding.addressable_devices_indices_map(tuple(shape))
-    return {
-        device: tuple(each.indices(n)[:2] for each, n in zip(index, shape, strict=True))
-        for device, index in found.items()
-    }
+    return {device: box_of(index, shape) for device, index in found.items()}
+
+
+def box_of(index: Any, shape: tuple[int, ...]) -> tuple[Bounds, ...]:
+    """The part of an array that an index of slices means, as JAX's maps of devices have them."""
+    return tuple(each.indices(n)[:2] for each, n in zip(index, shape, strict=True))
 
 
 def _all_of(shape: tuple[int, ...]) -> tuple[Bounds, ...]:

@@ -50,7 +50,10 @@ class TrackClosedError(CerealError, RuntimeError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Track:
-    """Steps from a position on, read by a crew: `fetch(rows_of(step))`."""
+    """Steps from a position on, read by a crew: `fetch(rows_of(step))`.
+
+    If `rows_of(step)` is None, the step before was the last one.
+    """
 
     crew: Crew
     fetch: Callable[[Any], Any]
@@ -141,7 +144,11 @@ class Track:
         end = end if self.total is None else min(end, self.total)
         for step in range(max(self._wanted, self._begun), end):
             if step not in self._rows:
-                self._rows[step] = self.rows_of(step)
+                rows = self.rows_of(step)
+                if rows is None:
+                    self.total = end = step
+                    break
+                self._rows[step] = rows
         with self.crew.lock:
             if self.closed:
                 raise TrackClosedError
@@ -300,16 +307,40 @@ class Track:
 
 
 class InlineTrack:
-    """A track without threads: it reads a step when it is taken."""
+    """A track without threads: it reads a step when it is taken.
+
+        together=8    read 0 | 1 2 | 3 4 5 6 | 7 ... 14 | ...     what is not asked for is kept
+
+    Small batches that one NumPy call reads are read `together`, many at once: then the call is most
+    of the work, and not the Python around it. If it fails, the one step is read by itself.
+    """
 
     def __init__(
-        self, fetch: Callable[[Any], Any], rows_of: Callable[[int], Any], context: ReadContext
+        self, fetch: Callable[[Any], Any], rows_of: Any, context: ReadContext, together: int = 1
     ) -> None:
         self._fetch, self._rows_of, self._context = fetch, rows_of, context
+        self._together, self._size = together, 1
+        self._first, self._kept = 0, []  # a step, and what was read for it and those after it
 
     def take(self, step: int) -> Any:
-        with use_read_context(self._context):
-            return self._fetch(self._rows_of(step))
+        if not 0 <= step - self._first < len(self._kept):
+            with use_read_context(self._context):
+                if self._size == 1 or not self._take_many(step):
+                    self._size = min(2 * self._size, self._together)
+                    return self._fetch(self._rows_of(step))
+        return self._kept[step - self._first]
+
+    def _take_many(self, step: int) -> bool:
+        """Reads several steps from this one on; False if that fails."""
+        rows, n = self._rows_of.many(step, self._size)
+        try:
+            fetched = self._fetch(rows)
+        except Exception:
+            self._size = 1
+            return False
+        self._first, self._kept = step, fetched.steps(n)
+        self._size = min(2 * self._size, self._together)
+        return True
 
     def ready(self, step: int) -> bool:
         del step

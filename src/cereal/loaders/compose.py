@@ -17,6 +17,7 @@ from ..host.host_data import HostFunction
 from ..pipeline.positional import Positional
 from ..pipeline.source import Source
 from ..pipeline.stage import Transform
+from ..reading.bridges.recognise import recognised
 from ..sources.array_trees import refuse_running
 from ..sources.dataset import as_source, is_dataset
 from ..transforms.host.filter import HostFilterTransform
@@ -26,9 +27,14 @@ from ..transforms.host.random_map import HostRandomMapTransform
 
 def compose(pipeline: Any) -> Source[Any]:
     """The source that a list of stages makes: each stage wraps the one before it."""
+    return _of_arrays(joined(pipeline))
+
+
+def joined(pipeline: Any) -> Source[Any]:
+    """The same, where what comes out of the last stage need not be arrays."""
     _refuse_class(pipeline, "the pipeline")
     if isinstance(pipeline, Source):
-        return _of_arrays(checked_source(pipeline, "the pipeline"))
+        return checked_source(pipeline, "the pipeline")
     if isinstance(pipeline, Transform):
         raise PipelineError(
             f"the pipeline is the transform {pipeline._label} and has no source; write "
@@ -36,6 +42,7 @@ def compose(pipeline: Any) -> Source[Any]:
         )
     refuse_running(pipeline, "the pipeline")
     if not isinstance(pipeline, Sequence) or isinstance(pipeline, str):
+        recognised(pipeline, "the pipeline")  # a loader of torch: the error has the line to write
         data = "dataset" if is_dataset(pipeline) else "ArraySampleSource(data)"
         raise PipelineError(
             f"`pipeline` must be a source or a list that starts with one, got "
@@ -46,7 +53,7 @@ def compose(pipeline: Any) -> Source[Any]:
     source = _first(pipeline[0])
     for position, stage in enumerate(pipeline[1:], start=1):
         source = _attach(source, stage, f"stage {position}")
-    return _of_arrays(source)
+    return source
 
 
 def _of_arrays(source: Source[Any]) -> Source[Any]:
@@ -235,6 +242,18 @@ def refuse_misplaced(misplaced: tuple[Any, ...]) -> None:
     )
 
 
+def _example(options: dict[str, Any]) -> str:
+    """A line that does what all these options of torch would."""
+    size, shuffled = options.get("batch_size"), options.get("shuffle", "batch_size" not in options)
+    size = size if isinstance(size, int) else 128
+    source = 'DatasetSource(data, ordering="shuffle")' if shuffled else "data"
+    drops = ", drop_last=True" if options.get("drop_last") else ""
+    collate = ", collate=fn" if options.get("collate_fn") else ""
+    count = options.get("num_workers")
+    workers = f", workers={count}" if isinstance(count, int) and count else ""
+    return f"DataLoader([{source}, BatchTransform({size}{drops}{collate})]{workers})"
+
+
 def refuse_options(options: dict[str, Any]) -> None:
     """Refuses unknown options; for those of other loaders, says what to write instead."""
     if not options:
@@ -243,7 +262,7 @@ def refuse_options(options: dict[str, Any]) -> None:
     if name in _TORCH:
         raise UsageError(
             f"DataLoader has no `{name}=`; {_TORCH[name].format(value=value)}. For example: "
-            f'`DataLoader([ArraySampleSource(data, ordering="shuffle"), BatchTransform(128)])`.'
+            f"`{_example(options)}`."
         )
     raise UsageError(
         f"DataLoader got an unknown option `{name}=`; it takes `pipeline`, a list of stages; "

@@ -146,7 +146,7 @@ class DataLoader(Generic[T]):
         refuse_misplaced(misplaced)
         refuse_options(options)
         chosen = check_options(workers, prefetch, on_error, timeout, worker_type)
-        source = divided(compose(pipeline), sharding, shard, check_replicas)
+        source = divided(compose(pipeline), sharding, shard, check_replicas, chosen.skips)
         set_fields(self, running=with_service(source, chosen))
 
     @property

@@ -80,13 +80,13 @@ class LogLines:
             self._next = -(-total * (count * _LINES // max(total, 1) + 1) // _LINES)
 
 
-def progress_bar(progress: bool | str, total: int | None) -> Any:
+def progress_bar(progress: bool | str, total: int | None, unit: str = "batch") -> Any:
     """A tqdm bar over batches (a string is its title), or a silent one."""
     if not progress:
         return NoBar()
     from tqdm.auto import tqdm
 
-    options: dict[str, Any] = {"total": total, "unit": "batch"}
+    options: dict[str, Any] = {"total": total, "unit": unit}
     options["desc"] = progress if isinstance(progress, str) else None
     if _can_move(tqdm):
         return MovingBar(tqdm(dynamic_ncols=True, **options))

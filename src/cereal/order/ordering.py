@@ -19,6 +19,7 @@ from ..base.identity import TRACED, Identity, in_words
 from ..base.pytree import pytree_dataclass, static_field
 from ..device.explicit_axes import gathered
 from ..device.transfer import sent
+from ..reading.bridges.recognise import recognised
 from .permutation import MAX_TRACED, permute, round_constants
 
 
@@ -159,6 +160,7 @@ def as_order(ordering: Any, n: int, owner: str, blocks: Any = None) -> Order:
         return _NAMED[ordering]()
     _refuse_key(ordering, owner)
     if not isinstance(ordering, jax.Array | np.ndarray | list | tuple | range):
+        recognised(ordering, f"{owner}: `ordering`")  # a sampler of torch: says what to write
         raise PipelineError(
             f'{owner}: `ordering` must be "sequential", "shuffle", an array of indices or an order '
             f"such as BlockShuffle(1024), got {_describe(ordering)}."

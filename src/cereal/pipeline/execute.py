@@ -35,6 +35,8 @@ from ..device.transfer import hand_over, sent, to_device, to_host
 from ..functions.traced_stage import current
 from ..host.callbacks import raise_kept, raising
 from ..host.host_data import HostData, identity_on_host
+from ..order.rows import routed_at
+from ..reading.read_context import SKIPPED
 from .read_step import read_step
 from .state import PipelineState
 
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from .source import Source
 
 
-_LARGE = 1 << 18
+_LARGE, _LARGE_ON_CPU = 1 << 18, 1 << 20  # bytes, from which on `device_put` is the quicker way
 
 
 @partial(jax.jit, static_argnames="n")
@@ -101,13 +103,20 @@ def routed_rows(
 
     `lanes` are the numbers of the lanes that are wanted; None: all.
     """
+    rows, words = rows_begun(source, words, steps, remainder, lanes)
+    return jax.device_get(rows), words
+
+
+def rows_begun(
+    source: Positional[Any], words: Any, steps: int, remainder: Any = None, lanes: Any = None
+) -> tuple[Rows, Any]:
+    """The same as JAX arrays, which may still be computed: `jax.device_get` waits for them."""
     if source._plan.wide or (lanes is not None and not lanes.size):
         plan = source._plan.ending(remainder)
         rows, words = plan.rows_for(to_host(words), steps, lanes)
         return source._route(rows), to_device(words)
     light, words, lanes = sent((stripped(source), words, lanes))
-    rows, words = _routed(light, words, remainder, steps, lanes)
-    return jax.device_get(rows), words
+    return _routed(light, words, remainder, steps, lanes)
 
 
 def read_rows(source: Positional[Any], rows: Rows, *, masked: bool) -> tuple[Any, Any]:
@@ -134,7 +143,8 @@ class Delivery:
 
     def __init__(self, source: Positional[Any], *, ahead: bool = False) -> None:
         self._source, self._stripped = source, stripped(source)
-        self._large = Spec(source.element_spec()).nbytes >= _LARGE
+        large = _LARGE_ON_CPU if jax.default_backend() == "cpu" else _LARGE
+        self._large = Spec(source.element_spec()).nbytes >= large
         placement, self._full = source.traits.placement, None
         if is_spread(placement):
             self._stripped = placement.replicated(self._stripped)
@@ -259,3 +269,43 @@ def run(source: Source[Any], state: Any, n: int | None = None) -> tuple[Any, Any
         if not is_spread(traits.placement):
             values, mask = place((values, mask), traits.placement, 0 if n is None else 1)
     return values, mask, state
+
+
+def elements_at(source: Any, indices: np.ndarray) -> list[Any]:
+    """The elements at these indices; compiled code is run only if the source needs it."""
+    if source.traits.by_python:
+        source = source._by_numpy
+        taken = source._produce(routed_at(source, indices))
+        found = [taken.element(lane) for lane in range(len(indices))]
+        left_out = [element is SKIPPED for element in found]
+    else:
+        made = read_rows(source, routed_at(source, indices), masked=True)
+        values, mask = jax.tree.map(lambda x: np.array(x, copy=True), made)  # torch writes into it
+        found = [jax.tree.map(lambda x, at=at: x[at], values) for at in range(len(indices))]
+        left_out = [not each.all() for each in mask]
+    if any(left_out):
+        raise UsageError(
+            f"{source._label}: element {indices[left_out.index(True)]} is filtered out, and a "
+            f"dataset has an element at every index; choose them with `select(source, fn)`."
+        )
+    return found
+
+
+def refuse_as_dataset(source: Any) -> None:
+    """Refuses a source whose elements depend on more than an index."""
+    traits, label = source.traits, source._label
+    if traits.random_stages or traits.keyed:
+        raise UsageError(
+            f"{label} is random: its elements depend on a key and an epoch, which `source[i]` does "
+            f"not have; read them by a loader, or take from the source below it."
+        )
+    if traits.varies or not traits.fixed:
+        raise UsageError(
+            f"{label} has other elements in every epoch, and `source[i]` knows no epoch; read them "
+            f"by a loader."
+        )
+    if source._iterators is not None:
+        raise UsageError(
+            f"{label} can only be iterated, in its own order, and not read by index; read it by a "
+            f"loader."
+        )

@@ -90,7 +90,8 @@ class HostIndexed(IndexedSource[T_co]):
 
 
 class Narrowed:
-    """A part of every element of a source: some indices of the inner axes of its arrays."""
+    """A part of every element of a source: some indices of the inner axes of its arrays. No element
+    is ever left out: `Pipeline._narrowed` sees to it."""
 
     def __init__(self, source: Any, reader: Reader, parts: Any) -> None:
         leaves = [
@@ -98,7 +99,7 @@ class Narrowed:
         ]
         self._spec = Spec(jax.tree.unflatten(source._spec.structure, leaves))
         self._masks = source.traits.masks_on_host
-        stacked = Stacked(source._label, form_of(self._spec), Filler(self._spec.zeros))
+        stacked = Stacked(source._label, form_of(self._spec), Filler(None))
         self._program = Program(reader, stacked, (), form_of(self._spec))
 
     def _fetch(self, rows: Rows) -> Rows:

@@ -28,7 +28,7 @@ from .check_stage import check_per_element
 from .host_loop import HostPlace, one_row
 from .pipeline import attach, parts_of
 from .placed import CompiledStage
-from .positional import IndexedSource, Positional
+from .positional import Positional, read_by_numpy
 from .source import Source, check_source
 from .stage import Transform
 from .traits import StageTraits
@@ -131,20 +131,9 @@ def _with(stage: Any, function: HostFunction) -> Any:
 
 
 def below_host_stage(source: Any, label: str) -> Any:
-    """The source as a host stage reads it, or an error if no host stage may follow it.
-
-    Data on a device is copied to the host, and is not a leaf of the pytree any more.
-    """
+    """The source as a host stage reads it, or an error if no host stage may follow it."""
     _check_before(source, label)
-    return jax.tree.map(
-        lambda x: x._as_host() if isinstance(x, IndexedSource) else x, source, is_leaf=_in_memory
-    )
-
-
-def _in_memory(node: Any) -> bool:
-    if not isinstance(node, IndexedSource) or node._members:
-        return False
-    return node.traits.by_python and not node.traits.host
+    return read_by_numpy(source)
 
 
 def _check_before(source: Any, label: str) -> None:

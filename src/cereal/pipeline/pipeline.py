@@ -106,10 +106,15 @@ class Pipeline(Positional[T_co]):
     @cached_property
     def _narrowed(self) -> Any:
         """The source that reads only the inner axes that this process needs, and which it reads;
-        None if it reads whole elements."""
-        if self._share is None or self._share.touched or self._host_stages:
+        None if it reads whole elements.
+
+        If elements that fail are left out, they are read whole: an element may fail in a part that
+        another process does not read, and both must leave it out.
+        """
+        placement = self.traits.placement
+        if self._share is None or self._share.touched or self._host_stages or placement.skips:
             return None
-        parts = inner_parts(self.traits.placement)
+        parts = inner_parts(placement)
         source = None if not any(parts) else self.source._narrow(parts)
         return None if source is None else (source, parts)
 

@@ -8,10 +8,13 @@ A batch is made by these methods, in this order:
     _route(rows)     which rows of which data: arithmetic, in NumPy or JAX, for many steps at once
     _fetch(rows)     what Python reads of them, outside of programs
     _read(rows)      the values and their mask, in a program
+
+An indexed source is also a dataset for torch and Grain: `len(source)`, `source[i]`.
 """
 
 from __future__ import annotations
 
+import operator
 import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -20,6 +23,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..base.errors import PipelineError
 from ..base.spec import without_weak_types
@@ -31,7 +35,14 @@ from ..order.position import Remainder
 from ..order.rows import Plan, Rows, narrow
 from ..reading.element_batch import ElementBatch
 from ..reading.readers.reader import Reader
-from .execute import many_steps, routed_rows, run, run_many
+from .execute import (
+    elements_at,
+    many_steps,
+    refuse_as_dataset,
+    routed_rows,
+    run,
+    run_many,
+)
 from .read_step import read_step
 from .source import Mask, Source
 from .state import Fingerprint, PipelineState, check_state, start_state
@@ -169,6 +180,10 @@ class IndexedSource(Positional[T_co]):
     `take` gets the indices of a whole batch, because one vectorised read of 128 rows costs as much
     as one row in a Python loop. A source with a field `ordering` can shuffle.
 
+    `source[3]` is element 3 of the data, in NumPy. So every indexed source is a dataset of torch
+    and of Grain, whose loaders choose the order: `torch.utils.data.DataLoader(source)`,
+    `grain.MapDataset.source(source)`.
+
     >>> import cereal, jax, jax.numpy as jnp
     >>> @cereal.pytree_dataclass
     ... class Squares(cereal.IndexedSource[jax.Array]):
@@ -184,9 +199,12 @@ class IndexedSource(Positional[T_co]):
     ...     print(batch)
     [0 1 4]
     [ 9 16 25]
+    >>> int(Squares(6)[3])
+    9
     """
 
     ordering: Any = "sequential"
+    __iter__: Any = None  # elements come in an order, from a state: a loop is over a loader
 
     @abstractmethod
     def __len__(self) -> int:
@@ -195,6 +213,36 @@ class IndexedSource(Positional[T_co]):
     @abstractmethod
     def take(self, indices: jax.Array) -> T_co:
         """The elements at these indices (one axis of int32), stacked."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """Element `index` of the data, as Python has it: arrays of NumPy, numbers, any objects.
+
+        A negative index counts from the end. Whatever the order of the source, `source[0]` is the
+        first element of the data.
+        """
+        try:
+            at = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"`source[i]` takes an integer, got {type(index).__name__}; for a part of a "
+                f"source write `SliceSource(source, range(0, 10))`, and to read several elements "
+                f"`source.__getitems__([0, 7])`."
+            ) from None
+        return self.__getitems__([at])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The elements at these indices, read at once; torch's loader calls it for a batch."""
+        refuse_as_dataset(self)
+        n, chosen = len(self), np.asarray(indices, np.int64)
+        wrong = chosen[(chosen < -n) | (chosen >= n)]
+        if wrong.size:
+            raise IndexError(f"{self._label}: index {wrong[0]} is out of range, of {n} elements.")
+        return elements_at(self, np.where(chosen < 0, chosen + n, chosen)) if chosen.size else []
+
+    @cached_property
+    def _by_numpy(self) -> Any:
+        """The same source, read by NumPy where its data is in memory."""
+        return read_by_numpy(self)
 
     @cached_property
     def _order(self) -> Order:
@@ -258,6 +306,20 @@ class IndexedSource(Positional[T_co]):
             return without_weak_types(self.take(narrow(rows.index))), rows.valid
         values, mask = self._read(rows.reshape(1))
         return jax.tree.map(lambda x: x[0], values), None if mask is None else mask[0]
+
+
+def read_by_numpy(source: Any) -> Any:
+    """The source as host stages read it: data on a device is copied to the host, and is not a leaf
+    of the pytree any more."""
+    return jax.tree.map(
+        lambda x: x._as_host() if isinstance(x, IndexedSource) else x, source, is_leaf=_in_memory
+    )
+
+
+def _in_memory(node: Any) -> bool:
+    if not isinstance(node, IndexedSource) or node._members:
+        return False
+    return node.traits.by_python and not node.traits.host
 
 
 class SourceReader(Reader):

@@ -29,12 +29,12 @@ def read_step(source: Any, rows: Rows) -> tuple[Any, Any]:
     check_in_program(placement.rows)
     leaves = jax.tree.leaves((source, rows))
     if not placement.explicit or explicit_mesh(*leaves) is None:
-        rows = _divided(_without_padding(rows, placement), placement)
+        rows = _divided(_without_padding(source, rows), placement)
         return place_step(*_read(source, rows), placement)
     places = (placement.leaves, placement.mask)
 
     def read(source: Any, rows: Rows) -> tuple[Any, Any]:
-        rows = _divided(_without_padding(rows, placement), placement, bare=True)
+        rows = _divided(_without_padding(source, rows), placement, bare=True)
         values, mask = _read(source, rows)
         return tuple(jax.tree.leaves(values)), mask
 
@@ -85,11 +85,23 @@ def _divided(rows: Rows, placement: BatchSharding, *, bare: bool = False) -> Row
     return rows.map(divide)
 
 
-def _without_padding(rows: Rows, placement: BatchSharding) -> Rows:
+def _without_padding(source: Any, rows: Rows) -> Rows:
     """The lanes of the batch alone: stages are given as many as without a mesh."""
-    count = len(placement.lanes)
-    if placement.padded == placement.lanes or rows.index.shape[-count:] != placement.padded:
+    lanes, padded = source.traits.placement.lanes, source.traits.placement.padded
+    count = len(lanes)
+    if padded == lanes or rows.index.shape[-count:] != padded:
         return rows
-    extra = rows.index.ndim - count
-    at = (slice(None),) * extra + tuple(slice(0, n) for n in placement.lanes)
-    return rows[at]
+    lead = (slice(None),) * (rows.index.ndim - count)
+
+    def cut(x: Any, axes: int = count) -> Any:
+        return x[(*lead, *(slice(0, n) for n in lanes[:axes]))]
+
+    last = source._host_stages[-1] if source._host_stages else None
+    if last is None or not last.lanes_after:
+        return rows.map(cut)
+    # What Python made of whole batches need not have their lanes: a number for each batch.
+    unit = last.lanes_after
+    axes = [count if x.shape[: len(unit)] == unit else count - len(unit) for x in last.spec.leaves]
+    leaves, structure = jax.tree.flatten(rows.below)  # the values, and perhaps a mask
+    below = jax.tree.unflatten(structure, list(map(cut, leaves, [*axes, count])))
+    return rows.replaced(below=None).map(cut).replaced(below=below)

@@ -100,7 +100,7 @@ def put_code(form: Form, types: tuple[type, ...]) -> Any:
     to which numbers are given: one for each, or if there are many, one for tuples of them.
     """
     names: dict[str, Any] = {}
-    lines = _taken_apart(form.structure.node, names)
+    lines = taken_apart(form.structure.node, names)
     numbers, arrays = [], []
     for place, (kind, promised) in enumerate(zip(types, form.leaves, strict=True)):
         value = f"v{place}"
@@ -112,7 +112,7 @@ def put_code(form: Form, types: tuple[type, ...]) -> Any:
                 f"s{place}: raise UnlikeError"
             )
             continue
-        dtype = _number_dtype(kind)
+        dtype = number_dtype(kind)
         if dtype is None or promised.shape or canonical(dtype) != promised.dtype:
             return None
         names[f"t{place}"] = kind
@@ -132,14 +132,15 @@ def columns_of(numbers: Sequence[Any]) -> int:
     return len(numbers) if len(numbers) <= _MOST_COLUMNS else 1
 
 
-def _number_dtype(kind: type) -> np.dtype[Any] | None:
+def number_dtype(kind: type) -> np.dtype[Any] | None:
+    """The dtype of numbers of this type, as Python and NumPy have them; None for all else."""
     if kind in _FROM_PYTHON:
         return _FROM_PYTHON[kind]
     known = issubclass(kind, np.number | np.bool_) and kind.__module__ == "numpy"
     return np.dtype(kind) if known else None
 
 
-def _taken_apart(node: Node | None, names: dict[str, Any]) -> list[str]:
+def taken_apart(node: Node | None, names: dict[str, Any]) -> list[str]:
     """Lines that check the containers of an element, and name its leaves v0, v1, ..."""
     lines: list[str] = []
     leaves, nodes, keys = itertools.count(), itertools.count(), itertools.count()

@@ -175,7 +175,12 @@ def _make_alike(element: Any, found: Form, form: Form) -> str:
         return "give all of them the same keys, or parts, in a HostMapTransform"
     if [leaf.shape for leaf in found.leaves] == [leaf.shape for leaf in form.leaves]:
         return "make them alike in a HostMapTransform, by `np.float32(x)` or `np.int32(x)`"
+    images = any(_is_image(leaf) for leaf in form.leaves)
     return (
-        "resize them in a HostMapTransform, or pass `BatchTransform(..., "
-        "collate=pad_collate(max_length))`"
+        f"resize them{': `DecodeImageTransform(size=(224, 224))`, or' if images else ''} in a "
+        f"HostMapTransform, or pass `BatchTransform(..., collate=pad_collate(max_length))`"
     )
+
+
+def _is_image(leaf: ArrayForm) -> bool:
+    return leaf.dtype == np.uint8 and len(leaf.shape) in (2, 3)

@@ -23,6 +23,7 @@ _SCALARS = {
     np.float16, np.float32, np.float64, np.complex64, np.complex128,
 }  # fmt: skip
 _ndarray = np.ndarray
+_IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8")  # how their files begin: JPEG, PNG, GIF
 _NEVER_CHANGE = frozenset({*_NUMBERS, *_SCALARS, str, bytes, type(None)})
 
 
@@ -46,12 +47,26 @@ def as_array(leaf: Any) -> np.ndarray | None:
     try:
         array = np.asarray(leaf)
     except (ValueError, TypeError, RuntimeError):  # ragged lists; bfloat16 tensors; gradients
-        return None
+        array = array_of_tensor(leaf)
+        if array is None:
+            return None
     if isinstance(leaf, float):
         check_number(leaf)
     elif type(leaf) is list:
         check_fits(array)
     return array if is_numeric(array.dtype) else None
+
+
+def array_of_tensor(leaf: Any) -> np.ndarray | None:
+    """The values of a torch tensor that has gradients or a type that NumPy does not have.
+
+    Refuses a tensor on another device, and says what to write; None for all that is no tensor.
+    """
+    if "torch" not in {cls.__module__.partition(".")[0] for cls in type(leaf).__mro__}:
+        return None
+    from .bridges.tensors import as_numpy, is_tensor
+
+    return as_numpy(leaf) if is_tensor(leaf) else None
 
 
 def is_numbers(value: Any) -> bool:
@@ -73,9 +88,15 @@ def form_of_leaf(leaf: Any) -> ArrayForm:
     except PipelineError as error:  # JAX cannot hold the number; a later stage may change it
         return _object(f": {error}")
     if array is None:
-        kind = type(leaf).__name__
-        return _object(said(lambda: f"{NO_ARRAY}: {kind} ({leaf!r:.40})", NO_ARRAY))
+        kind, hint = type(leaf).__name__, _hint(leaf)
+        return _object(said(lambda: f"{NO_ARRAY}: {kind} ({leaf!r:.40}){hint}", NO_ARRAY))
     return ArrayForm(array.shape, canonical(array.dtype))
+
+
+def _hint(leaf: Any) -> str:
+    if isinstance(leaf, bytes) and leaf.startswith(_IMAGES):
+        return ", an encoded image: add `DecodeImageTransform(size=(224, 224))`"
+    return ""
 
 
 def _object(words: str) -> ArrayForm:

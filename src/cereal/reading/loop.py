@@ -69,6 +69,23 @@ def list_elements(
     return found, _kept(n, left_out)
 
 
+def run_into(
+    links: Sequence[Link],
+    keep: np.ndarray | None,
+    make_end: Callable[[range], Any],
+    place: tuple[str, Any],
+    pace: Pace,
+) -> list[tuple[Any, list[int]]]:
+    """Runs all lanes in parts, each into an end of its own (`make_end(lanes)`); gives the ends, and
+    which lanes have no element."""
+
+    def some(lanes: range) -> tuple[Any, list[int]]:
+        end = make_end(lanes)
+        return end, _Loop(links, keep, end, place, []).run(lanes)
+
+    return pace.spread(some, len(place[1].index))
+
+
 def _kept(n: int, left_out: list[int]) -> np.ndarray | None:
     if not left_out:
         return None
@@ -98,7 +115,7 @@ class _Loop:
         self,
         links: Sequence[Link],
         keep: np.ndarray | None,
-        end: Columns | _List,
+        end: Any,  # takes the elements: Columns, a list, ...
         place: tuple[str, Any],
         left_out: list[int],
     ) -> None:

@@ -57,6 +57,20 @@ class Rows:
     def __getitem__(self, at: Any) -> Rows:
         return self.map(lambda x: x[at])
 
+    def steps(self, n: int) -> list[Rows]:
+        """The rows of each of n steps, which are the first axis."""
+        below = self.below
+        if below is None or isinstance(below, np.ndarray | Rows | tuple):
+            return [self[at] for at in range(n)]
+        import jax
+
+        leaves, structure = jax.tree.flatten(below)  # once, and not for every step
+        light = self.replaced(below=None)
+        return [
+            light[at].replaced(below=structure.unflatten([leaf[at] for leaf in leaves]))
+            for at in range(n)
+        ]
+
     def reshape(self, *shape: int) -> Rows:
         axes = self.index.ndim
         return self.map(lambda x: x.reshape((*shape, *x.shape[axes:])))

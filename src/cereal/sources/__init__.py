@@ -13,10 +13,17 @@ from .dataset import DatasetSource as DatasetSource
 from .dataset_to_jax import dataset_to_jax as dataset_to_jax
 from .disk import DiskSampleSource as DiskSampleSource
 from .files.array_files import save_arrays as save_arrays
+from .files.array_record import ArrayRecordSource as ArrayRecordSource
 from .files.arrow import ArrowSource as ArrowSource
 from .files.csv import CSVSource as CSVSource
+from .files.hdf5 import HDF5Source as HDF5Source
+from .files.image_folder import ImageFolderSource as ImageFolderSource
 from .files.memmap import MemmapSource as MemmapSource
 from .files.parquet import ParquetSource as ParquetSource
+from .files.sqlite import SQLiteSource as SQLiteSource
+from .files.tar import TarSource as TarSource
+from .files.tfrecord import TFRecordSource as TFRecordSource
+from .files.zarr import ZarrSource as ZarrSource
 from .iterators.iterable import IterableSource as IterableSource
 from .range import RangeSource as RangeSource
 from .window import WindowSource as WindowSource

@@ -18,7 +18,7 @@ from ..order.ordering import Order, as_order
 from ..order.rows import narrow
 from ..pipeline.positional import IndexedSource
 from ..pipeline.traits import Traits
-from .array_trees import array_leaves, refuse_list
+from .array_trees import array_leaves, refuse_list, without_tensors
 from .arrays_on_host import ArraysOnHost, InMemory
 from .index_key import check_index_key, with_index
 
@@ -51,6 +51,7 @@ class ArraySampleSource(IndexedSource[T], Generic[T]):
     def __init__(self, data: T, ordering: Any = "shuffle", *, index_key: str | None = None) -> None:
         owner = "ArraySampleSource"
         refuse_list(data, owner)
+        data = without_tensors(data, owner, "data")
         n = one_length(data, owner)
         check_index_key(data, index_key, owner)
         set_fields(
@@ -107,8 +108,11 @@ def leaf_name(path: Any) -> str:
     return f"`data{jax.tree_util.keystr(path)}`"
 
 
-def one_length(data: Any, owner: str, *, files: bool = False) -> int:
-    """The one length that all arrays have; `files=True` also accepts arrays that lie in files."""
+def one_length(data: Any, owner: str, *, files: bool = False, fix: str = "") -> int:
+    """The one length that all arrays have; `files=True` also accepts arrays that lie in files.
+
+    `fix` is what else to do if lengths differ.
+    """
     lengths: dict[str, int] = {}
     for name, leaf in array_leaves(data, owner, "data"):
         if isinstance(leaf, np.memmap) and not files:
@@ -118,7 +122,7 @@ def one_length(data: Any, owner: str, *, files: bool = False) -> int:
             )
         if leaf.ndim == 0:
             raise PipelineError(
-                f"{owner}: {name} has no axis to take elements from; give it one leading axis."
+                f"{owner}: {name} has no axis to take elements from; give it one leading axis{fix}."
             )
         if isinstance(leaf, np.ndarray) and not isinstance(leaf, np.memmap):
             check_fits(leaf, f"{owner}: {name}")  # arrays in files are checked when they are read
@@ -126,7 +130,7 @@ def one_length(data: Any, owner: str, *, files: bool = False) -> int:
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise PipelineError(
-            f"{owner}: all arrays must have one length, got {listed}; cut them to the same."
+            f"{owner}: all arrays must have one length, got {listed}; cut them to the same{fix}."
         )
     length = next(iter(lengths.values()))
     if length == 0:

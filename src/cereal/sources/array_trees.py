@@ -18,6 +18,7 @@ from ..base.errors import PipelineError
 from ..base.spec import is_array_like, named_places
 from ..pipeline.source import Source
 from ..pipeline.stage import Transform
+from ..reading.bridges.tensors import as_numpy, is_tensor
 
 _GO_ON = (
     "write all stages into one list, or go on from its pipeline: `DataLoader([loader.source, ...])`"
@@ -52,6 +53,19 @@ def array_leaves(tree: Any, owner: str, name: str) -> list[tuple[str, Any]]:
         if isinstance(leaf, bool | int | float | complex) or not is_array_like(leaf):
             raise PipelineError(f"{owner}: {place} {_no_array(leaf, place)}")
     return found
+
+
+def without_tensors(tree: Any, owner: str, name: str) -> Any:
+    """The tree with NumPy arrays in the places of torch tensors, which share their memory."""
+    if isinstance(tree, list):  # of elements, and it may be long
+        return tree
+    places = leaves_of_tree(tree, owner, name)
+    if not any(is_tensor(leaf) for _, leaf in places):
+        return tree
+    arrays = [
+        as_numpy(leaf, f"{owner}: {place}") if is_tensor(leaf) else leaf for place, leaf in places
+    ]
+    return jax.tree.unflatten(jax.tree.structure(tree, is_leaf=_is_no_data), arrays)
 
 
 def refuse_list(tree: Any, owner: str, name: str = "data") -> None:

@@ -22,13 +22,13 @@ class ByElement(HostIndexed[T_co]):
 
     data: Any
     spec: Spec
-    by_epoch: bool  # whether an element depends on the epoch
+    _by_epoch: bool  # whether an element depends on the epoch
 
     def _describe(self) -> Traits:
         return self._describe_by()
 
     def _describe_by(self, **known: Any) -> Traits:
-        known = {"quick": False, "varies": self.by_epoch, **known}
+        known = {"quick": False, "varies": self._by_epoch, **known}
         return self._describe_as(host=True, by_python=True, wide=True, **known)
 
     def element_spec(self) -> Any:
@@ -36,18 +36,28 @@ class ByElement(HostIndexed[T_co]):
 
     @cached_property
     def _reader(self) -> Reader:
-        reader, index_key = self.data.reader(self._label), getattr(self, "index_key", None)
-        if index_key is None:
-            return reader
-        return WithIndex(reader, index_key, form_of(self.spec).structure)
+        return reader_of(self)
 
     def _sample(self) -> Any:
-        if self.data.sample is None:
-            self.data.sample = first_element(self)
-        return self.data.sample
+        return sample_of(self)
 
     def _filler(self) -> Any:
         return self.data.sample  # None if the user stated the spec: then no sample was read
+
+
+def reader_of(source: Any) -> Reader:
+    """What reads the elements of a source with `data`; with an `index_key`, their index too."""
+    reader, index_key = source.data.reader(source._label), getattr(source, "index_key", None)
+    if index_key is None:
+        return reader
+    return WithIndex(reader, index_key, form_of(source.spec).structure)
+
+
+def sample_of(source: Any) -> Any:
+    """An element of a source with `data`, which is read once."""
+    if source.data.sample is None:
+        source.data.sample = first_element(source)
+    return source.data.sample
 
 
 class ElementData(HostData):

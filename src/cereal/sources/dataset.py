@@ -15,14 +15,20 @@ from ..base.spec import Spec, is_array_like
 from ..host.element_spec import spec_of_element
 from ..order.ordering import Order, Sequential, as_order
 from ..pipeline.traits import Traits
+from ..reading.bridges.grain import Epochs, epochs_of
 from ..reading.bridges.recognise import recognised
 from ..reading.readers.by_element import DatasetReader
-from ..reading.tables.table import Stream
+from ..reading.tables.table import Stream, Table
 from .array import ArraySampleSource
-from .array_trees import array_leaves, is_frame, leaves_of_tree, refuse_no_data
+from .array_trees import (
+    array_leaves,
+    is_frame,
+    leaves_of_tree,
+    refuse_no_data,
+    without_tensors,
+)
 from .by_element import ByElement, ElementData
 from .files.memmap import MemmapSource
-from .grain_epochs import Epochs, epochs_of
 from .index_key import check_index_key
 from .iterators.iterable import IterableSource
 from .length import check_length
@@ -58,7 +64,7 @@ class DatasetSource(ByElement[Any]):
     data: Any
     n: int = static_field()
     spec: Spec = static_field()
-    epochs: Epochs = static_field(default="same")
+    _epochs: Epochs = static_field(default="same")
     index_key: str | None = static_field(default=None)
     _quick: bool = static_field(default=False)
     ordering: Order = Sequential()  # the constructor sets it
@@ -73,20 +79,27 @@ class DatasetSource(ByElement[Any]):
                 f"{_OWNER}: a {type(dataset).__name__} can only be iterated, in its own order; put "
                 f"it first in the loader's list as it is, or write `IterableSource(lambda: ...)`."
             )
+        if not isinstance(table, Table | None):
+            dataset, table = table, None
         n = _length(dataset) if table is None else len(table)
         check_length(n, "the dataset", _OWNER)
         blocks = None if table is None else table.blocks
         order, epochs = as_order(ordering, n, _OWNER, blocks), epochs_of(dataset)
         stride = n if epochs != "same" else 0
-        data = _Dataset(dataset, stride) if table is None else TableData(table)
-        set_fields(self, data=data, n=n, ordering=order, epochs=epochs, _quick=data.quick)
-        spec = Spec(spec_of_element(self._sample())) if table is None else spec_of_table(table)
+        data = _Dataset(dataset, stride) if table is None else TableData(table, table.decode)
+        set_fields(self, data=data, n=n, ordering=order, _epochs=epochs, _quick=data.quick)
+        if table is None or table.decode is not None:
+            spec = Spec(spec_of_element(self._sample()))
+        else:
+            spec = spec_of_table(table)
         check_index_key(spec.tree, index_key, _OWNER)
         set_fields(self, spec=with_index_key(spec, index_key), index_key=index_key)
+        if index_key is not None:
+            data.sample = None  # the next one has the index
 
     @property
-    def by_epoch(self) -> bool:  # type: ignore[override]
-        return self.epochs != "same"
+    def _by_epoch(self) -> bool:  # type: ignore[override]
+        return self._epochs != "same"
 
     @property
     def classes(self) -> Mapping[str, tuple[Any, ...]]:
@@ -94,7 +107,7 @@ class DatasetSource(ByElement[Any]):
         return self.data.classes
 
     def _describe(self) -> Traits:
-        return self._describe_by(fixed=self.epochs != "moved", quick=self._quick)
+        return self._describe_by(fixed=self._epochs != "moved", quick=self._quick)
 
     def __len__(self) -> int:
         return self.n
@@ -184,6 +197,7 @@ def as_source(value: Any) -> Any:
         return None
     if isinstance(value, InMemoryDataset):
         return ArraySampleSource(value.as_array_dict(), ordering="sequential")
+    value = without_tensors(value, "stage 0", "data")
     # A list holds elements, and may be long: its items are not looked at.
     named = [] if isinstance(value, list) else leaves_of_tree(value, "stage 0", "data")
     leaves = [leaf for _, leaf in named]

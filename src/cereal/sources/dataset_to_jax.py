@@ -14,7 +14,7 @@ from ..device.storage import as_device, native
 from ..reading.bridges.recognise import recognised
 from ..reading.leaves import NO_ARRAY, OBJECT, is_leaf
 from ..reading.tables.table import Table, TableReader
-from .array_trees import array_leaves, leaves_of_tree, refuse_no_data
+from .array_trees import array_leaves, leaves_of_tree, refuse_no_data, without_tensors
 from .length import check_length
 
 
@@ -35,10 +35,11 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Any:
     owner = "dataset_to_jax"
     device = as_device(storage_device, owner)
     table = None if isinstance(dataset, type) else recognised(dataset, owner)
-    if isinstance(table, Table):
-        return jax.tree.map(lambda x: jax.device_put(x, device), _arrays_of_table(table, owner))
+    made = _arrays_of_table(table, owner) if isinstance(table, Table) else None
+    if made is not None:
+        return jax.tree.map(lambda x: jax.device_put(x, device), made)
     refuse_no_data(dataset, owner, "dataset")
-    arrays = _arrays_of(dataset, owner)
+    arrays = _arrays_of(without_tensors(dataset, owner, "dataset"), owner)
     for name, leaf in array_leaves(arrays, owner, "dataset"):
         if isinstance(leaf, np.ndarray | np.generic):
             check_fits(leaf, f"{owner}: {name}")
@@ -54,11 +55,16 @@ def _own(array: Any) -> Any:
 
 
 def _arrays_of_table(table: Table, owner: str) -> Any:
-    """All rows of a table, as fresh arrays."""
+    """All rows of a table, as fresh arrays; an error if a column has none.
+
+    None if only its elements, one by one, will say what is wrong.
+    """
     check_length(len(table), "`dataset`", owner)
     reader = TableReader(owner, table)
-    columns, form = reader.take(np.arange(len(table))), reader.form
-    for at, column in enumerate(columns):
+    leaves, form = reader.all_rows(), reader.form
+    if leaves is not None:
+        return form.structure.unflatten(leaves)
+    for at, column in enumerate(reader.take(np.arange(len(table)))):
         name = form.name(at).replace("element", "dataset")
         if not isinstance(column, np.ndarray):
             words = (form.leaves[at].dtype.metadata or {}).get("words", "")
@@ -70,7 +76,7 @@ def _arrays_of_table(table: Table, owner: str) -> Any:
                     f"{owner}: {name} has no value in row {missing}; replace what is missing first."
                 )
             check_fits(np.asarray(column), f"{owner}: {name}")
-    return form.structure.unflatten(columns)
+    return None
 
 
 def _elements_of(dataset: Any) -> list[Any]:

@@ -48,7 +48,7 @@ class DiskSampleSource(ByElement[Any]):
     n: int = static_field()
     spec: Spec = static_field()
     prefetch_size: int = static_field(default=AHEAD)
-    by_epoch: bool = static_field(default=False)
+    _by_epoch: bool = static_field(default=False)
     ordering: Order = Sequential()  # the constructor sets it
 
     def __init__(
@@ -70,7 +70,7 @@ class DiskSampleSource(ByElement[Any]):
         data, order = _Function(sample_fn, _takes_epoch(sample_fn)), as_order(ordering, n, _OWNER)
         set_fields(self, data=data, n=n, prefetch_size=ahead, ordering=order)
         spec = as_override(sample_spec, _OWNER, "sample_spec")
-        set_fields(self, by_epoch=data.by_epoch, spec=spec)
+        set_fields(self, _by_epoch=data.by_epoch, spec=spec)
         if spec is None:
             sample = self._sample()
             if sample is None:

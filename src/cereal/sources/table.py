@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -13,43 +14,53 @@ from ..base.errors import OptionWarning
 from ..base.fitting import canonical
 from ..base.pytree import pytree_dataclass, set_fields, static_field
 from ..base.spec import Spec
+from ..functions.function import function_name
+from ..host.element_spec import spec_of_element
 from ..order.block_shuffle import BlockShuffle
 from ..order.data_blocks import DataBlocks
 from ..order.ordering import Order, Sequential, as_order
+from ..pipeline.host_source import HostIndexed
 from ..pipeline.traits import Traits
-from ..reading.readers.reader import Reader
+from ..reading.formats.arrays.stored import StoredTable
+from ..reading.readers.reader import ChainReader, Reader
+from ..reading.stages import MapStage
 from ..reading.tables.pieces import PiecedTable
 from ..reading.tables.table import Table, TableReader
-from .by_element import ByElement, ElementData
+from .by_element import ElementData, reader_of, sample_of
 from .index_key import check_index_key
 from .length import check_length
 
 
 @pytree_dataclass
-class TableSource(ByElement[Any]):
+class TableSource(HostIndexed[Any]):
     """A source over a `Table`; a subclass opens its table in `__init__`, and calls `_open`."""
 
-    by_epoch = False
-
     data: Any
-    n: int = static_field()
+    _n: int = static_field()
     spec: Spec = static_field()
     index_key: str | None = static_field(default=None)
     _quick: bool = static_field(default=False)
     ordering: Order = Sequential()  # `_open` sets it
 
-    def _open(self, table: Table, ordering: Any, index_key: str | None) -> None:
+    def _open(self, table: Table, ordering: Any, index_key: str | None, decode: Any = None) -> None:
+        """Sets the fields. `decode` is a user's function from a row to an element."""
         owner = type(self).__name__
         check_length(len(table), table.name or "it", owner)
-        check_index_key(table.form, index_key, owner)
+        decode = table.decode if decode is None else decode
         order = as_order(ordering, len(table), owner, table.blocks)
         keep_pieces(table, order, owner)
-        set_fields(self, data=TableData(table), n=len(table), index_key=index_key, ordering=order)
-        spec = with_index_key(spec_of_table(table), index_key)
-        set_fields(self, spec=spec, _quick=table.quick)
+        data = TableData(table, decode)
+        set_fields(self, data=data, _n=len(table), index_key=None, ordering=order)
+        if decode is None:
+            spec = spec_of_table(table)
+        else:
+            spec, data.sample = Spec(spec_of_element(self._sample())), None
+        check_index_key(spec.tree, index_key, owner)
+        spec, quick = with_index_key(spec, index_key), table.quick and decode is None
+        set_fields(self, spec=spec, index_key=index_key, _quick=quick)
 
     def __len__(self) -> int:
-        return self.n
+        return self._n
 
     @property
     def classes(self) -> Mapping[str, tuple[Any, ...]]:
@@ -57,7 +68,20 @@ class TableSource(ByElement[Any]):
         return self.data.classes
 
     def _describe(self) -> Traits:
-        return self._describe_by(quick=self._quick)
+        return self._describe_as(host=True, by_python=True, wide=True, quick=self._quick)
+
+    def element_spec(self) -> Any:
+        return self.spec.tree
+
+    @cached_property
+    def _reader(self) -> Reader:
+        return reader_of(self)
+
+    def _sample(self) -> Any:
+        return sample_of(self)
+
+    def _filler(self) -> Any:
+        return self.data.sample  # None if no row was read yet: then one of the batch is repeated
 
     @property
     def _label(self) -> str:
@@ -69,7 +93,7 @@ class TableSource(ByElement[Any]):
 
 def keep_pieces(table: Table, order: Order, owner: str) -> None:
     """Lets a table keep the pieces that this order reads at a time; warns if they are too large."""
-    if not isinstance(table, PiecedTable) or table.sizes is None:
+    if not isinstance(table, PiecedTable | StoredTable) or table.sizes is None:
         return
     most, whole = table.most_bytes, sum(table.sizes)
     if isinstance(order, DataBlocks):
@@ -97,7 +121,7 @@ def keep_pieces(table: Table, order: Order, owner: str) -> None:
         )
 
 
-def _stays_near(order: Order, table: PiecedTable) -> bool:
+def _stays_near(order: Order, table: PiecedTable | StoredTable) -> bool:
     """Whether this is a `BlockShuffle(size)` whose open blocks cover pieces that are all kept."""
     if not isinstance(order, BlockShuffle) or table.sizes is None:
         return False
@@ -124,11 +148,11 @@ def with_index_key(spec: Spec, index_key: str | None) -> Spec:
 
 
 class TableData(ElementData):
-    """A table, as the data of a source."""
+    """A table, as the data of a source; `decode` makes an element of each row."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, decode: Any = None) -> None:
         super().__init__()
-        self.table = table
+        self.table, self.decode = table, decode
 
     @property
     def kind(self) -> str:
@@ -143,10 +167,14 @@ class TableData(ElementData):
         return self.table.classes
 
     def reader(self, label: str) -> Reader:
-        return TableReader(label, self.table)
+        reader = TableReader(label, self.table)
+        if self.decode is None:
+            return reader
+        stage = MapStage(f"{label}, decode={function_name(self.decode)}", self.decode, False)
+        return ChainReader(reader, (stage,))
 
     def digest_of(self) -> Any:
-        return [type(self.table).__qualname__, self.table.digest()]
+        return [type(self.table).__qualname__, self.table.digest(), self.decode]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TableData, (self.table,)
+        return TableData, (self.table, self.decode)

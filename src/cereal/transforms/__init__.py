@@ -6,6 +6,7 @@ from .collate import pad_collate as pad_collate
 from .device_put import DevicePutTransform as DevicePutTransform
 from .filter import FilterTransform as FilterTransform
 from .host.callback import HostCallbackTransform as HostCallbackTransform
+from .host.decode_image import DecodeImageTransform as DecodeImageTransform
 from .host.filter import HostFilterTransform as HostFilterTransform
 from .host.map import HostMapTransform as HostMapTransform
 from .host.random_map import HostRandomMapTransform as HostRandomMapTransform

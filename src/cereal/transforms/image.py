@@ -31,7 +31,8 @@ def _image(values: Any, image_key: str, label: str) -> Any:
     return values[image_key]
 
 
-def _check_key(image_key: Any, owner: str) -> None:
+def check_image_key(image_key: Any, owner: str) -> None:
+    """Refuses what cannot name the image in an element."""
     if isinstance(image_key, Source):
         raise PipelineError(
             f"{owner}: the first argument is the name of the image, got a source; write "
@@ -76,7 +77,7 @@ class NormalizeImageTransform(Stage[Any, Any]):
     dtype: Any = static_field(default=np.dtype(np.float32))
 
     def __init__(self, image_key: str = "image", *, dtype: Any = jnp.float32) -> None:
-        _check_key(image_key, "NormalizeImageTransform")
+        check_image_key(image_key, "NormalizeImageTransform")
         set_fields(self, image_key=image_key, dtype=_float_type(dtype))
 
     @property
@@ -111,7 +112,7 @@ class FlattenImageTransform(Stage[Any, Any]):
     image_key: str = static_field(default="image")
 
     def __post_init__(self) -> None:
-        _check_key(self.image_key, "FlattenImageTransform")
+        check_image_key(self.image_key, "FlattenImageTransform")
 
     @property
     def _label(self) -> str:

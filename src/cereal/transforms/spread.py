@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ..base.pytree import pytree_dataclass, static_field
 from ..base.spec import Spec
-from ..device.batch_sharding import BatchSharding
+from ..device.batch_sharding import BatchSharding, padded_shape
 from ..pipeline.stage import Stage
 from ..pipeline.traits import StageTraits
 
@@ -36,8 +36,7 @@ class SpreadTransform(Stage[Any, Any]):
 
     def mask_shape(self, before: tuple[int, ...], spec: Spec) -> tuple[int, ...]:
         del spec
-        lanes, padded = self.placement.lanes, self.placement.padded
-        return (*padded, *before[len(lanes) :]) if before[: len(lanes)] == lanes else before
+        return padded_shape(before, self.placement.lanes, self.placement.padded)
 
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
         del keys

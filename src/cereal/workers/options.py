@@ -19,6 +19,7 @@ from .choosing import CALLER, Limits, Setting
 
 _MOST_AHEAD_BYTES = 256 * 2**20
 _LARGE = 1 << 20
+_MOST_TOGETHER, _TOGETHER_BYTES = 16, 1 << 20  # steps that the caller reads in one call
 
 
 class Options(NamedTuple):
@@ -97,6 +98,15 @@ class Options(NamedTuple):
         size = bytes_read(source)
         return Ahead(self.prefetch, size, source.traits.ahead, source._plan.batch)
 
+    def together(self, source: Positional[Any]) -> int:
+        """How many steps the caller reads in one call: of small batches, several."""
+        program = program_of(source)
+        plain = source._share is None and not self.skips and not host_stages_of(source)
+        if not plain or program is None or not program.reader.own_memory:
+            return 1
+        most = _MOST_TOGETHER if self.prefetch is None else self.prefetch
+        return max(1, min(most, _TOGETHER_BYTES // max(bytes_read(source), 1)))
+
 
 class Ahead(NamedTuple):
     """How many batches are read ahead. (Threads hold it, so it must not hold the data.)"""
@@ -140,52 +150,57 @@ def _can_move(source: Any) -> bool:
 
 
 def check_options(
-    workers: Any, prefetch: Any, on_error: Any, timeout: Any, worker_type: Any = None
+    workers: Any,
+    prefetch: Any,
+    on_error: Any,
+    timeout: Any,
+    worker_type: Any = None,
+    owner: str = "DataLoader",
 ) -> Options:
     """The options of a DataLoader, or an error that says what they may be."""
     hint = "None leaves it to the loader"
-    workers = as_optional_count(workers, "workers", "DataLoader", 0, hint=hint)
-    prefetch = as_optional_count(prefetch, "prefetch", "DataLoader", 0, hint=hint)
+    workers = as_optional_count(workers, "workers", owner, 0, hint=hint)
+    prefetch = as_optional_count(prefetch, "prefetch", owner, 0, hint=hint)
     if on_error not in ("raise", "skip") and (isinstance(on_error, str) or not callable(on_error)):
         raise PipelineError(
-            f'DataLoader: `on_error` must be "raise", "skip" or a function of the error, got '
+            f'{owner}: `on_error` must be "raise", "skip" or a function of the error, got '
             f"{on_error!r:.60}."
         )
     if timeout is not None:
         number = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)
         if number and timeout == 0:
             raise PipelineError(
-                "DataLoader: `timeout=0` would give elements no time at all; for no limit (what 0 "
+                f"{owner}: `timeout=0` would give elements no time at all; for no limit (what 0 "
                 "means to torch) write `timeout=None`, or leave it out."
             )
         if not number or not float(timeout) > 0:
             raise PipelineError(
-                f"DataLoader: `timeout` must be a positive number of seconds, or None for no "
+                f"{owner}: `timeout` must be a positive number of seconds, or None for no "
                 f"limit, got {timeout!r}."
             )
         if workers == 0:
             raise PipelineError(
-                "DataLoader: `timeout=` needs a worker, since reading in the caller's own thread "
+                f"{owner}: `timeout=` needs a worker, since reading in the caller's own thread "
                 "cannot be given up; pass `workers=1` or more."
             )
-    _check_type(worker_type, workers)
+    _check_type(worker_type, workers, owner)
     seconds = None if timeout is None else float(timeout)
     return Options(workers, prefetch, on_error, seconds, worker_type)
 
 
-def _check_type(worker_type: Any, workers: int | None) -> None:
+def _check_type(worker_type: Any, workers: int | None, owner: str) -> None:
     if worker_type not in (None, "thread", "process"):
         raise PipelineError(
-            f'DataLoader: `worker_type` must be "thread", "process", or None, which lets the '
+            f'{owner}: `worker_type` must be "thread", "process", or None, which lets the '
             f"loader measure which is faster, got {worker_type!r:.60}."
         )
     if worker_type is not None and workers == 0:
         raise PipelineError(
-            f"DataLoader: `workers=0` reads in the caller's own thread, so there is no "
+            f"{owner}: `workers=0` reads in the caller's own thread, so there is no "
             f"`worker_type={worker_type!r}`; pass `workers=1` or more, or leave one of them out."
         )
     if worker_type == "process" and os.name != "posix":
         raise PipelineError(
-            'DataLoader: `worker_type="process"` needs Linux or macOS; use threads: '
+            f'{owner}: `worker_type="process"` needs Linux or macOS; use threads: '
             '`worker_type="thread"`.'
         )

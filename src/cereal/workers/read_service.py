@@ -102,9 +102,18 @@ class ReadService(HostData):
         routes = Routes(
             source, words, remainder=remainder, steps_at_once=steps_at_once, total=total
         )
+        together = 1 if steps_at_once else self.options.together(source)
+        options = {"total": total, "each": steps_at_once or 1}
+        return self.track_of(source, routes, together=together, **options)
+
+    def track_of(
+        self, source: Any, rows_of: Any, *, together: int = 1, **options: Any
+    ) -> Track | InlineTrack:
+        """A track of steps whose rows `rows_of(step)` gives. The caller closes it."""
         if self.threads == 0:
-            return InlineTrack(source._fetch_here, routes, ReadContext(self._policy, self._buffers))
-        return self.open_track(source, routes, total=total, each=steps_at_once or 1)
+            context = ReadContext(self._policy, self._buffers)
+            return InlineTrack(source._fetch_here, rows_of, context, together)
+        return self.open_track(source, rows_of, **options)
 
     def open_track(self, source: Any, rows_of: Any, **options: Any) -> Track:
         """A track whose steps the crew reads; `rows_of(step)` gives the rows of a step."""

@@ -1,7 +1,8 @@
 """Computes which rows the next steps read, before they are read.
 
 One compiled call computes the rows of many steps. It runs on the CPU: on an accelerator it would
-wait for the training step. Inside of callbacks JAX must not run, so NumPy computes the rows.
+wait for the training step. While these are read, it computes those of the steps after them. Inside
+of callbacks JAX must not run, so NumPy computes the rows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import jax
 
 from ..device.transfer import to_host
 from ..order.position import Remainder
-from ..pipeline.execute import routed_rows, stripped
+from ..pipeline.execute import rows_begun, stripped
 from ..pipeline.positional import Positional
 
 _LANES = 1 << 14
@@ -50,25 +51,47 @@ class Routes:
         self._compiled = compiled
         self._begin = 0  # the first step of the block
         self._block: Any = None
+        self._ahead: Any = None  # the block after it, which is being computed, and the words then
+        self._total = total
 
     def __call__(self, step: int) -> Any:
         """The rows of a step. Steps are asked for in order; those of the last block also again."""
+        at = self._place(step)
+        return self._block[at : at + self._each] if self._chunks else self._block[at]
+
+    def many(self, step: int, most: int) -> tuple[Any, int]:
+        """The rows of up to so many steps, on a leading axis, and how many they are."""
+        at = self._place(step)
+        n = min(most, self._begin + self._size - step)
+        n = n if self._total is None else min(n, self._total - step)
+        return self._block[at : at + n], n
+
+    def _place(self, step: int) -> int:
+        """Where the rows of a step begin in the block, which is the one that has them."""
         while self._block is None or step >= self._begin + self._size:
             begin = 0 if self._block is None else self._begin + self._size
-            rows, words = self._next_block()
+            block, words = self._ahead or self._begun(self._words)
+            ahead = self._begun(words) if self._goes_on(begin) else None
+            block = jax.device_get(block) if self._compiled else block
             # In one line, so that Ctrl-C does not leave them half set.
-            self._begin, self._block, self._words = begin, rows, words
+            self._begin, self._block, self._words, self._ahead = begin, block, words, ahead
         assert step >= self._begin
-        block, at = self._block, (step - self._begin) * self._each
-        return block[at : at + self._each] if self._chunks else block[at]
+        return (step - self._begin) * self._each
 
-    def _next_block(self) -> tuple[Any, Any]:
+    def _goes_on(self, begin: int) -> bool:
+        """Whether the block after the one that begins at this step will be needed, too."""
+        if not self._compiled:
+            return False
+        return begin > 0 if self._total is None else begin + self._size < self._total
+
+    def _begun(self, words: Any) -> tuple[Any, Any]:
+        """The rows of the block from these words on, and the words after it."""
         steps = self._size * self._each
         if self._compiled:
             with jax.default_device(self._device):
-                return routed_rows(self._source, self._words, steps, self._remainder, self._lanes)
+                return rows_begun(self._source, words, steps, self._remainder, self._lanes)
         plan = self._source._plan.ending(self._remainder)
-        rows, words = plan.rows_for(to_host(self._words), steps, self._lanes)
+        rows, words = plan.rows_for(to_host(words), steps, self._lanes)
         return self._source._route(rows), words
 
 

@@ -8,7 +8,9 @@ import jax
 import numpy as np
 
 from ...base.errors import UsageError, first_line
-from ...base.spec import Spec, format_spec, is_array_like
+from ...base.fitting import canonical, narrowed
+from ...base.spec import Spec, format_spec, is_array_like, named_places
+from ...device.placement import in_words
 from ...device.sharding_option import leaf_shardings
 
 
@@ -31,16 +33,20 @@ def global_batch(local_batch: Any, sharding: Any) -> Any:
     >>> batch["x"].shape, batch["x"].sharding.is_fully_replicated or "spread"
     ((8, 3), 'spread')
     """
-    for path, leaf in jax.tree_util.tree_flatten_with_path(local_batch)[0]:
-        if not is_array_like(leaf):
-            raise UsageError(
-                f"global_batch: `batch{jax.tree_util.keystr(path)}` must be an array or a number, "
-                f"got {type(leaf).__name__}."
-            )
-    arrays = jax.tree.map(np.asarray, local_batch)
+    leaves = [_as_array(leaf, place) for place, leaf in named_places(local_batch, "batch")]
+    arrays = jax.tree.unflatten(jax.tree.structure(local_batch), leaves)
     shardings = leaf_shardings(sharding, Spec(arrays), "global_batch: `sharding`")
-    leaves, structure = jax.tree.flatten(arrays)
-    return jax.tree.unflatten(structure, list(map(_assembled, leaves, shardings)))
+    made = list(map(_assembled, leaves, shardings))
+    return jax.tree.unflatten(jax.tree.structure(local_batch), made)
+
+
+def _as_array(leaf: Any, place: str) -> np.ndarray:
+    if not is_array_like(leaf):
+        raise UsageError(
+            f"global_batch: {place} must be an array or a number, got {type(leaf).__name__}."
+        )
+    array = np.asarray(leaf)
+    return narrowed(array, canonical(array.dtype), f"global_batch: {place}")
 
 
 def _assembled(leaf: np.ndarray, sharding: Any) -> jax.Array:
@@ -54,5 +60,5 @@ def _assembled(leaf: np.ndarray, sharding: Any) -> jax.Array:
     except (ValueError, IndexError) as error:
         raise UsageError(
             f"global_batch: {format_spec(leaf)}, the part of this process, cannot be laid out as "
-            f"{sharding.spec} over {dict(sharding.mesh.shape)}: {first_line(error)}"
+            f"{in_words(sharding)}: {first_line(error)}"
         ) from error

@@ -9,14 +9,30 @@ that processes read different files. The model would then train on wrong data, w
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import jax
 import numpy as np
 
 from ...base.errors import ReplicaError
+from ...base.spec import named_places
+from ...device.batch_sharding import BatchSharding
 from ...device.exchange import exchange
+from ...device.share import box_of
+from .checksums import checksum, words_of
+
+
+def some_rows_are_shared(placement: BatchSharding) -> bool:
+    """Whether two processes hold the same part of an array of the batch, or of its mask."""
+    arrays = [*zip(placement.leaves, placement.spec.leaves, strict=True)]
+    pairs = [(sharding, leaf.shape) for sharding, leaf in arrays]
+    for sharding, shape in (*pairs, (placement.mask, placement.padded)):
+        holder: dict[Any, int] = {}
+        for device, index in sharding.devices_indices_map(shape).items():
+            process = device.process_index
+            if holder.setdefault(box_of(index, shape), process) != process:
+                return True
+    return False
 
 
 class ReplicaCheck:
@@ -30,7 +46,7 @@ class ReplicaCheck:
         if (step + 1) % self._every:
             return
         where = f"step {step} of this iteration, counted from 0"
-        arrays = {f"batch{path}": leaf for path, leaf in _named(batch)} | {"the mask": mask}
+        arrays = {**dict(named_places(batch, "batch")), "the mask": mask}
         table = [_digests(array) for array in arrays.values()]
         most = max(len(each) for each in table)
         numbers = np.zeros((len(table), most, 2), np.uint32)
@@ -48,31 +64,21 @@ class ReplicaCheck:
                 other = min(p for p, value in have.items() if value != have[first])
                 raise ReplicaError(
                     f"processes {first} and {other} hold different values in the same rows of "
-                    f"`{name}`, at {where}. A function of the pipeline does not depend on its "
+                    f"{name}, at {where}. A function of the pipeline does not depend on its "
                     f"arguments alone, or the processes read different files; until this is "
                     f"mended, the model trains on wrong data."
                 )
 
 
-def _named(batch: Any) -> list[tuple[str, Any]]:
-    paths = jax.tree_util.tree_flatten_with_path(batch)[0]
-    return [(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
-
-
 def _digests(array: jax.Array) -> np.ndarray:
     """For each part of an array, whether this process has it, and its checksum."""
-    parts = {
-        _box(i, array.shape): None for i in array.sharding.devices_indices_map(array.shape).values()
-    }
+    array = words_of(array)
+    held = array.sharding.devices_indices_map(array.shape).values()
+    parts = {box_of(index, array.shape) for index in held}
     numbers = {box: k for k, box in enumerate(sorted(parts))}
     found = np.zeros((len(numbers), 2), np.uint32)
     for shard in array.addressable_shards:
-        number = numbers[_box(shard.index, array.shape)]
+        number = numbers[box_of(shard.index, array.shape)]
         if not found[number, 0]:
-            data: Any = np.ascontiguousarray(np.asarray(shard.data)).reshape(-1)
-            found[number] = 1, zlib.crc32(data.view(np.uint8)) if data.size else 0
+            found[number] = 1, checksum(shard.data)
     return found
-
-
-def _box(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    return tuple(each.indices(n)[:2] for each, n in zip(index, shape, strict=True))

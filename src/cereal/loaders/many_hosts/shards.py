@@ -13,7 +13,7 @@ import jax
 
 from ...base.capture import callers_level
 from ...base.errors import OptionWarning, PipelineError
-from ...base.numbers import as_count
+from ...base.numbers import as_count, multiples_near
 from ...base.pytree import pytree_dataclass, set_copy, static_field
 from ...base.spec import Spec
 from ...functions.traced_stage import TracedStage
@@ -101,12 +101,11 @@ def _as_shard(shard: Any) -> tuple[int, int]:
 def _check_divides(part: Part, source: Any) -> None:
     if part.size % part.count == 0 or source.traits.remainder == "pad":
         return
-    below, above = part.size // part.count * part.count, -(-part.size // part.count) * part.count
-    near = f"{below} or {above}" if below else f"{above}"
     raise PipelineError(
         f"DataLoader: a batch of {part.size} cannot be divided into {part.count} equal parts; the "
-        f"nearest sizes that can are {near}. Or write `BatchTransform({part.size}, "
-        f"pad_last_batch=True)`: then the last parts are padded, and the mask says where."
+        f"nearest sizes that can are {multiples_near(part.size, part.count)}. Or write "
+        f"`BatchTransform({part.size}, pad_last_batch=True)`: then the last parts are padded, and "
+        f"the mask says where."
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from typing import Any
 
 import jax
 
-from ...base.capture import eager, is_concrete
-from ...base.errors import PipelineError
+from ...base.capture import callers_level, eager, is_concrete
+from ...base.errors import OptionWarning, PipelineError
 from ...base.numbers import as_optional_count
 from ...base.spec import format_spec
 from ...device.batch_sharding import BatchSharding
@@ -18,12 +20,14 @@ from ...pipeline.source import Source
 from ...pipeline.state import PipelineState
 from ...transforms.spread import SpreadTransform
 from .agreement import Agreement
-from .replicas import ReplicaCheck
+from .replicas import ReplicaCheck, some_rows_are_shared
 from .shards import take_shard
 
 
-def divided(source: Source[Any], sharding: Any, shard: Any, check_replicas: Any) -> Source[Any]:
-    """The pipeline as these options of a loader say.
+def divided(
+    source: Source[Any], sharding: Any, shard: Any, check_replicas: Any, skips: bool
+) -> Source[Any]:
+    """The pipeline as these options of a loader say; `skips`: elements that fail are left out.
 
     Data in memory is copied to every device of the mesh, once, unless it was put somewhere.
     """
@@ -45,7 +49,7 @@ def divided(source: Source[Any], sharding: Any, shard: Any, check_replicas: Any)
             f"DataLoader: `sharding=` says where batches go, and so does the DevicePutTransform to "
             f"{in_words(source.traits.placement)}; leave one of them out."
         )
-    placement = batch_sharding(sharding, source, every)
+    placement = _comparing(batch_sharding(sharding, source, check_replicas=every, skips=skips))
     if source.traits.unknown_length and not placement.is_here:
         raise PipelineError(
             "DataLoader: no device of this process is in the mesh of `sharding=`, so it would not "
@@ -57,6 +61,20 @@ def divided(source: Source[Any], sharding: Any, shard: Any, check_replicas: Any)
         made = current(made, None)
     _check_arrays(made, placement)
     return made if made.traits.host else with_arrays(made, placement.replicated)
+
+
+def _comparing(placement: BatchSharding) -> BatchSharding:
+    """Without `check_replicas`, if no two processes hold the same rows."""
+    every = placement.check_replicas
+    if every is None or placement.is_local or some_rows_are_shared(placement):
+        return placement
+    warnings.warn(
+        f"DataLoader: `check_replicas={every}` has no effect: no two processes hold the same rows "
+        f"of batches that are divided as {placement.in_words()}; leave it out.",
+        OptionWarning,
+        stacklevel=callers_level(),
+    )
+    return dataclasses.replace(placement, check_replicas=None)
 
 
 def _check_arrays(source: Any, placement: BatchSharding) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...base.errors import PipelineError
-from ..tables.arrow_columns import ArrowTable
+from ..arrow.arrow_columns import ArrowTable
 from ..tables.table import Table
 
 _ON_DISK = {"FileSystemDataset": "dataset.files", "ParquetDataset": "paths", "ParquetFile": "path"}

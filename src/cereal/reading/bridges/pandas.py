@@ -20,10 +20,10 @@ import numpy as np
 from ...base.errors import PipelineError, said
 from ...base.extras import needs
 from ...base.fitting import is_numeric
+from ..arrow.arrow_columns import form_of_pieces, tree_of_parts
+from ..arrow.dictionaries import Dictionaries
 from ..structure import flatten
-from ..tables.arrow_columns import form_of_pieces, tree_of_parts
 from ..tables.columns import Numbers, Objects, with_gaps
-from ..tables.dictionaries import Dictionaries
 from ..tables.table import Table, objects
 
 

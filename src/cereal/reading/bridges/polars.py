@@ -6,7 +6,7 @@ from typing import Any
 
 from ...base.errors import PipelineError, first_line
 from ...base.extras import needs
-from ..tables.arrow_columns import ArrowTable
+from ..arrow.arrow_columns import ArrowTable
 from ..tables.table import Table
 
 

@@ -16,16 +16,16 @@ import numpy as np
 
 from ...base.errors import PipelineError, first_line
 from ...base.extras import needs
+from ..arrow.arranged import arranged_form, arranged_parts, names_in
+from ..arrow.arrow_columns import checked_fill, form_of_pieces, parts_of, tree_of_parts
+from ..arrow.dictionaries import Dictionaries, has_dictionary
+from ..arrow.schemas import check_alike, chosen, pruned
+from ..files.file_list import name_of, watched_files
+from ..files.watched import WatchedFile
 from ..leaves import OBJECT
 from ..structure import flatten
-from ..tables.arranged import arranged_form, arranged_parts, names_in
-from ..tables.arrow_columns import checked_fill, form_of_pieces, parts_of, tree_of_parts
 from ..tables.columns import Numbers
-from ..tables.dictionaries import Dictionaries, has_dictionary
 from ..tables.packed import PackedTable
-from ..tables.watched import WatchedFile
-from .files import files_of, name_of
-from .schemas import check_alike, chosen, pruned
 
 _ENDINGS = (".arrow", ".feather", ".ipc")
 _LOOKED_AT = 8  # record batches from which lists take their lengths
@@ -47,7 +47,7 @@ class ArrowFilesTable(PackedTable):
     ) -> None:
         needs("pyarrow", "arrow", owner)
         self._owner, self.most_bytes = owner, most_bytes
-        watched = files_of(paths, _ENDINGS, owner)
+        watched = watched_files(paths, owner, _ENDINGS)
         self.name = name_of(watched)
         self.files = [ArrowFile(file, owner, most_bytes) for file in watched]
         self._arranged = columns if isinstance(columns, Mapping) else None

@@ -15,13 +15,13 @@ from ...base.atomic import write_atomically
 from ...base.errors import PipelineError
 from ...base.extras import needs
 from ...base.paths import as_path
-from ..tables.arrow_columns import ArrowTable
-from ..tables.dictionaries import Dictionaries
+from ..arrow.arrow_columns import ArrowTable
+from ..arrow.dictionaries import Dictionaries
+from ..files.file_list import name_of, watched_files
+from ..files.watched import WatchedFile
 from ..tables.table import Table, objects
-from ..tables.watched import WatchedFile
 from .arrow_files import ArrowFilesTable
 from .csv_blocks import CSVFormat, CSVReading
-from .files import files_of, name_of
 
 _ENDINGS = (".csv", ".csv.gz", ".csv.zst", ".csv.bz2")
 _VERSION = 1  # of the files in the cache
@@ -39,7 +39,7 @@ def csv_table(
 ) -> Table:
     """The rows of CSV files."""
     needs("pyarrow.csv", "arrow", form.owner)
-    files = files_of(paths, _ENDINGS, form.owner)
+    files = watched_files(paths, form.owner, _ENDINGS)
     if cache_dir is None:
         return CSVTable(files, form, fill, most_bytes)
     path = _cached(files, form, as_path(cache_dir, "cache_dir", form.owner))

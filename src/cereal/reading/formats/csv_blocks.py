@@ -16,10 +16,10 @@ import numpy as np
 
 from ...base.errors import PipelineError, first_line
 from ...base.extras import needs
-from ..tables.arranged import Arrangement, names_in
-from ..tables.arrow_columns import some_names
-from ..tables.watched import WatchedFile
-from .schemas import chosen
+from ..arrow.arranged import Arrangement, names_in
+from ..arrow.arrow_columns import some_names
+from ..arrow.schemas import chosen
+from ..files.watched import WatchedFile
 
 _BLOCK = 1 << 24
 _WRONG_VALUE = re.compile(

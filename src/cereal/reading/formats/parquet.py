@@ -14,15 +14,15 @@ from typing import Any
 
 from ...base.errors import PipelineError, first_line
 from ...base.extras import needs
+from ..arrow.arranged import arranged_form, arranged_parts, names_in
+from ..arrow.arrow_columns import checked_fill, form_of_pieces, parts_of, tree_of_parts
+from ..arrow.dictionaries import Dictionaries, has_dictionary
+from ..arrow.schemas import check_alike, chosen
+from ..files.file_list import name_of, watched_files
+from ..files.watched import WatchedFile
 from ..leaves import OBJECT
 from ..structure import flatten
-from ..tables.arranged import arranged_form, arranged_parts, names_in
-from ..tables.arrow_columns import checked_fill, form_of_pieces, parts_of, tree_of_parts
-from ..tables.dictionaries import Dictionaries, has_dictionary
 from ..tables.packed import PackedTable
-from ..tables.watched import WatchedFile
-from .files import files_of, name_of
-from .schemas import check_alike, chosen
 
 _ENDINGS = (".parquet", ".parq", ".pq")
 _SIZED = 16  # row groups from which the sizes of all are estimated, if there is text in them
@@ -49,7 +49,7 @@ class ParquetTable(PackedTable):
     ) -> None:
         needs("pyarrow.parquet", "arrow", owner)
         self._owner, self.most_bytes = owner, most_bytes
-        self.files = files_of(paths, _ENDINGS, owner)
+        self.files = watched_files(paths, owner, _ENDINGS)
         self.name = name_of(self.files)
         self._arranged = columns if isinstance(columns, Mapping) else None
         self._schema = self._one_schema(names_in(columns, owner))

@@ -16,18 +16,25 @@ from ..element_batch import ElementBatch
 from ..read_context import read_context
 from ..rows import Rows
 from ..structure import Structure
+from .mapped_files import MappedFiles, mapped_root
 from .reader import Reader, TakeReader
 
 
 class Arrays:
     """A list of arrays for reading; those that are mapped from a file are pickled as its name."""
 
-    def __init__(self, leaves: Sequence[Any]) -> None:
+    def __init__(self, leaves: Sequence[Any], seen: Any = None) -> None:
         # Plain arrays: indexing a memmap makes another memmap, which is slower.
         self.leaves = [np.asarray(leaf() if isinstance(leaf, partial) else leaf) for leaf in leaves]
+        self.files = MappedFiles(self.leaves)
+        if seen:
+            self.files.watch(seen)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Arrays, ([as_file(leaf) for leaf in self.leaves],)
+        leaves = [as_file(leaf) for leaf in self.leaves]
+        again = {os.path.abspath(leaf.args[0]) for leaf in leaves if isinstance(leaf, partial)}
+        seen = {path: known for path, known in self.files.seen.items() if path in again}
+        return Arrays, (leaves, seen)
 
 
 def as_file(leaf: Any) -> Any:
@@ -60,14 +67,22 @@ def _is_of_file(array: np.ndarray, path: Any) -> bool:
 
 def place_of(leaf: Any) -> tuple[Any, int]:
     """The mapped file that holds an array, and the place in it where the array begins."""
-    root = leaf
-    while isinstance(getattr(root, "base", None), np.memmap):
-        root = root.base
-    path = getattr(root, "filename", None)
-    if path is None or not os.path.exists(path):
+    root = mapped_root(leaf)
+    if root is None or not os.path.exists(root.filename):
         return None, 0
     begin = leaf.__array_interface__["data"][0] - root.__array_interface__["data"][0]
     return root, begin + root.offset
+
+
+def digest_of_file(leaf: Any) -> Any:
+    """For a file: its name, size and time, and the array's place in it. Otherwise the values."""
+    root, place = place_of(leaf)
+    if root is None:
+        return np.asarray(leaf)
+    path = os.path.abspath(root.filename)
+    status = os.stat(path)
+    shape = [leaf.shape, leaf.strides, str(leaf.dtype)]
+    return [path, status.st_size, status.st_mtime_ns, place, *shape]
 
 
 @dataclasses.dataclass
@@ -80,6 +95,10 @@ class ArraysReader(TakeReader):
     structure: Structure  # with the index, if it is added
     index_at: int | None = None  # the place of the index among the leaves
     cuts: Any = None  # for each array, slices of the axes of a row (None: whole rows)
+
+    @property
+    def own_memory(self) -> bool:
+        return True
 
     def narrowed(self, parts: Any) -> Any:
         own = [part for at, part in enumerate(parts) if at != self.index_at]
@@ -95,10 +114,13 @@ class ArraysReader(TakeReader):
         return [leaf if cut is None else leaf[(slice(None), *cut)] for leaf, cut in pairs]
 
     def take(self, indices: np.ndarray) -> list[np.ndarray]:
+        self.arrays.files.check()
         named = zip(self._views(), self.names, strict=True)
         found = [take_rows(leaf, indices, name) for leaf, name in named]
         if self.index_at is not None:
-            found.insert(self.index_at, indices.astype(np.int32))
+            few = len(self.arrays.leaves[0]) <= 2**31
+            index = indices.astype(np.int32 if few else np.int64)
+            found.insert(self.index_at, index if few else narrowed(index, canonical(index.dtype)))
         return found
 
 
@@ -116,9 +138,14 @@ def _as_slices(part: Any) -> Any:
 def take_rows(array: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
     """The rows of an array, in memory that JAX can use without a copy."""
     dtype = canonical(array.dtype)
+    out = read_context().empty((len(indices), *array.shape[1:]), dtype)
     if dtype != array.dtype or not array.flags.c_contiguous:
-        return narrowed(array[indices], dtype, name)
-    out = read_context().empty((len(indices), *array.shape[1:]), array.dtype)
+        out[...] = narrowed(array[indices], dtype, name)
+        return out
+    if not array.flags.aligned and array.size and len(indices):  # NumPy would copy all of it first
+        in_bytes = lambda x: x.reshape(len(x), -1).view(np.uint8)  # noqa: E731
+        np.take(in_bytes(array), indices, axis=0, out=in_bytes(out), mode="clip")
+        return out
     # With `mode="raise"` NumPy would read into a buffer of its own first, and then copy. (The
     # function `np.take` takes twice as long as the method, for a thousand numbers.)
     return array.take(indices, 0, out, "clip")
@@ -159,6 +186,7 @@ class WindowReader(TakeReader):
         return [self.cuts[at : at + count] for at in range(0, len(self.cuts), count)]
 
     def take(self, indices: np.ndarray) -> list[np.ndarray]:
+        self.arrays.files.check()
         starts, length = indices.astype(np.int64) * self.stride, sum(self.parts)
         if self.cuts is not None:
             return self._take_cut(starts)

@@ -33,6 +33,14 @@ class Reader:
         return True
 
     @property
+    def own_memory(self) -> bool:
+        """Whether it reads what lies in memory, or is mapped into it, and runs nobody else's code.
+
+        Nobody then sees it if several steps are read at once.
+        """
+        return False
+
+    @property
     def labels(self) -> tuple[str, ...]:
         return (self.label,)
 
@@ -60,9 +68,9 @@ class TakeReader(Reader):
     def take(self, indices: np.ndarray) -> list[Any]:
         """The elements at these indices (one axis), stacked: fresh arrays."""
 
-    def as_batch(self, n: int, leaves: list[Any]) -> ElementBatch:
-        """The elements, given what `take` returned for n indices."""
-        return ElementBatch.of_arrays(n, leaves, self.structure)
+    def as_batch(self, rows: Rows, leaves: list[Any]) -> ElementBatch:
+        """The elements, given what `take` returned for the indices of these rows."""
+        return ElementBatch.of_arrays(len(rows.index), leaves, self.structure)
 
     def read(self, rows: Rows) -> ElementBatch:
         indices, here, structure = rows.index, read_context(), self.structure
@@ -70,7 +78,7 @@ class TakeReader(Reader):
             try:
                 if here.known_to_hang:
                     here.check_known_to_hang()
-                return self.as_batch(len(indices), self.take(indices))
+                return self.as_batch(rows, self.take(indices))
             except CAUGHT as error:
                 failed = error
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..read_context import read_context
+from .scattered import Scattered
 from .table import Table
 
 
@@ -35,7 +36,9 @@ class PiecedTable(Table):
     """How many pieces are kept, however large they are."""
     called: str = "pieces"
     """What its pieces are called in messages: row groups, chunks."""
-    _reopened = ("_kept",)
+    stays: bool = False
+    """Whether all pieces stay in memory (mapped files do), so that rows can be gathered there."""
+    _reopened = ("_kept", "_places")
 
     @abstractmethod
     def load(self, number: int) -> tuple[Sequence[Any], int]:
@@ -61,8 +64,16 @@ class PiecedTable(Table):
         return self._kept.get(number)
 
     @cached_property
+    def _places(self) -> dict[int, Scattered]:
+        return {}
+
+    @cached_property
     def _ends(self) -> np.ndarray:
         return np.cumsum(np.asarray(self.lengths, np.int64))
+
+    @cached_property
+    def _begins(self) -> np.ndarray:
+        return self._ends - np.asarray(self.lengths, np.int64)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self.lengths) else 0
@@ -84,16 +95,41 @@ class PiecedTable(Table):
         if first is not None:
             return self.columns_of(first, indices - (self._ends[first] - self.lengths[first]))
         owner = np.searchsorted(self._ends, indices, side="right")
-        found = []
-        for number in np.unique(owner).tolist():
-            lanes = np.flatnonzero(owner == number)
-            local = indices[lanes] - (self._ends[number] - self.lengths[number])
-            found.append((lanes, self.columns_of(number, local)))
-        n = len(indices)
-        return [
-            joined(n, [(lanes, columns[leaf]) for lanes, columns in found])
-            for leaf in range(len(found[0][1]))
+        return self._take_from(owner, indices - self._begins[owner])
+
+    def _take_from(self, owner: np.ndarray, rows: np.ndarray) -> list[Any]:
+        """Rows of several pieces, `owner`."""
+        if not self.stays:
+            return _by_piece(owner, rows, self.columns_of)
+        leaves = range(len(self.piece(int(owner[0]))))
+        part = lambda number, leaf: self.piece(number)[leaf]  # noqa: E731
+        found = [
+            self._scattered(leaf).take(lambda number, leaf=leaf: part(number, leaf), owner, rows)
+            for leaf in leaves
         ]
+        rest = [leaf for leaf in leaves if found[leaf] is None]
+        some = lambda number, rows: [part(number, leaf).take(rows) for leaf in rest]  # noqa: E731
+        columns = _by_piece(owner, rows, some) if rest else []
+        for leaf, column in zip(rest, columns, strict=True):
+            found[leaf] = column
+        return found
+
+    def _scattered(self, leaf: int) -> Scattered:
+        if leaf not in self._places:
+            self._places.setdefault(leaf, Scattered(len(self.lengths)))
+        return self._places[leaf]
+
+
+def _by_piece(owner: np.ndarray, rows: np.ndarray, read: Any) -> list[Any]:
+    """Columns of rows of several pieces; `read(number, rows)` gives those of one piece."""
+    found = []
+    for number in np.unique(owner).tolist():
+        lanes = np.flatnonzero(owner == number)
+        found.append((lanes, read(number, rows[lanes])))
+    return [
+        joined(len(rows), [(lanes, columns[at]) for lanes, columns in found])
+        for at in range(len(found[0][1]))
+    ]
 
 
 def joined(n: int, found: list[tuple[np.ndarray, Any]]) -> Any:

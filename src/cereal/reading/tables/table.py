@@ -5,14 +5,14 @@
 
 If every column of a batch is an array of the promised shape, the batch is made of these arrays, and
 there are no Python elements at all. Otherwise rows become elements, one by one, for the stages that
-Python runs.
+Python runs. A column may also wait (`Later`) until it is known which of both is wanted.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -22,8 +22,10 @@ from ...base.errors import PipelineError
 from ...base.fitting import canonical, narrowed
 from ..element_batch import ElementBatch
 from ..form import Form
-from ..leaves import NO_ARRAY, ArrayForm
+from ..leaves import NO_ARRAY, OBJECT, ArrayForm
 from ..loop import Link
+from ..read_context import CAUGHT, Pace, read_context
+from ..readers.by_element import DatasetReader
 from ..readers.reader import Reader, TakeReader
 from ..rows import Rows
 from ..structure import Structure, flatten
@@ -45,6 +47,10 @@ class Table(ABC):
     """The lengths of the pieces that are read whole (row groups, chunks), if there are any."""
     quick: bool = False
     """Whether a batch is read so quickly that a worker would not help."""
+    elements: Any = None
+    """A dataset with the same rows, if functions are to get its elements in place of the rows."""
+    decode: Callable[[Any], Any] | None = None
+    """A function that Python calls for each row; `form` says what rows are before it."""
     _reopened: tuple[str, ...] = ()
     """Fields that are not pickled (open files, say): each is a `cached_property`."""
 
@@ -56,7 +62,8 @@ class Table(ABC):
     def take(self, indices: np.ndarray) -> list[Any]:
         """A column for each leaf of `form`, in the order of `jax.tree.leaves`.
 
-        A column is a fresh array [n, ...], or a list of n objects; None: a value is missing.
+        A column is a fresh array [n, ...], or a list of n objects (None: a value is missing), or a
+        `Later`.
         """
 
     @abstractmethod
@@ -66,6 +73,23 @@ class Table(ABC):
     def __getstate__(self) -> dict[str, Any]:
         gone = {name for cls in type(self).__mro__ for name in vars(cls).get("_reopened", ())}
         return {name: value for name, value in vars(self).items() if name not in gone}
+
+
+class Later(ABC):
+    """A column of encoded values: they are decoded as objects for functions, or into a batch."""
+
+    @abstractmethod
+    def __getitem__(self, lane: int) -> Any:
+        """The value as a Python object; None if it is missing."""
+
+    @abstractmethod
+    def array(self, lane: int) -> np.ndarray | None:
+        """The value as an array, for the batch."""
+
+    def block(self, lanes: range, form: ArrayForm) -> np.ndarray | None:
+        """Several values at once, [n, ...]; None if they can only be had one by one."""
+        del lanes, form
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +112,10 @@ class TableReader(TakeReader):
     label: str
     table: Table
 
+    @property
+    def own_memory(self) -> bool:
+        return self.table.quick
+
     @cached_property
     def form(self) -> Form:
         """What a row looks like."""
@@ -100,13 +128,80 @@ class TableReader(TakeReader):
 
     def take(self, indices: np.ndarray) -> list[Any]:
         columns = self.table.take(indices)
-        return columns if self._stacks(columns) else [narrow_column(each) for each in columns]
+        return self._stacked(columns) or [narrow_column(each) for each in columns]
 
-    def as_batch(self, n: int, leaves: list[Any]) -> ElementBatch:
-        if self._stacks(leaves):
-            return super().as_batch(n, leaves)
+    def _stacked(self, columns: list[Any]) -> Any:
+        """The columns, if they are arrays of the promised shapes; otherwise None."""
+        if not self._stacks(columns):
+            columns = [narrow_column(each) for each in columns]
+            if not self._stacks(columns):
+                return None
+        return _Stacked(columns)
+
+    def read(self, rows: Rows) -> ElementBatch:
+        elements = self.table.elements
+        if elements is None:
+            return super().read(rows)
+        one_by_one = lambda: DatasetReader(self.label, elements, 0).read(rows)  # noqa: E731
+        whole = lambda pace: self._whole(rows, None, pace)  # noqa: E731
+        return ElementBatch.either(len(rows.index), one_by_one, whole)
+
+    def all_rows(self) -> list[np.ndarray] | None:
+        """All rows as arrays; None if they do not stack."""
+        index = np.arange(len(self.table))
+        taken = self.read(Rows(np.zeros(2, np.uint32), np.zeros_like(index), index, None))
+        if taken.whole is not None:
+            return taken.whole(Pace())
+        return taken.leaves if taken.is_stacked else None
+
+    def as_batch(self, rows: Rows, leaves: list[Any]) -> ElementBatch:
+        if isinstance(leaves, _Stacked):
+            return super().as_batch(rows, leaves)
         unflatten = self.structure.unflatten
-        return ElementBatch.of_list([unflatten(list(row)) for row in zip(*leaves, strict=True)])
+        if not any(isinstance(leaf, Later) for leaf in leaves):
+            return ElementBatch.of_columns(len(rows.index), leaves, self.structure)
+        run = lambda _, lane: unflatten([leaf[lane] for leaf in leaves])  # noqa: E731
+        found = ElementBatch(len(rows.index), [Link(self.label, rows, run)])
+        whole = lambda pace: self._whole(rows, leaves, pace)  # noqa: E731
+        return ElementBatch.either(found.n, lambda: found, whole)
+
+    def _whole(self, rows: Rows, columns: list[Any] | None, pace: Pace) -> list[np.ndarray] | None:
+        """The columns (None: read them now) as arrays; None if they do not stack."""
+        here, form = read_context(), self.form
+        if here.known_to_hang or any(leaf.dtype == OBJECT for leaf in form.leaves):
+            return None
+        try:
+            with here.at(self.label, rows):
+                columns = self.table.take(rows.index) if columns is None else columns
+            found = [
+                self._decoded(column, leaf, rows, pace) if isinstance(column, Later) else column
+                for column, leaf in zip(columns, form.leaves, strict=True)
+            ]
+            return self._stacked(found)
+        except CAUGHT:  # reading them one by one will say which it was
+            return None
+
+    def _decoded(self, column: Later, form: ArrayForm, rows: Rows, pace: Pace) -> Any:
+        n = len(rows.index)
+        room = read_context().empty((n, *form.shape), form.dtype)
+
+        def some(lanes: range) -> bool:
+            here = read_context()
+            with here.at(self.label, rows):
+                block = column.block(lanes, form)
+                if block is not None and block.shape == (len(lanes), *form.shape):
+                    room[lanes.start : lanes.stop] = block
+                    return True
+                for lane in lanes:
+                    here.lane = lane
+                    here.begin(lane)
+                    array = column.array(lane)
+                    if array is None or array.shape != form.shape or array.dtype != form.dtype:
+                        return False
+                    room[lane] = array
+            return True
+
+        return room if all(pace.spread(some, n)) else None
 
     def _stacks(self, columns: Sequence[Any]) -> bool:
         """Whether these columns are arrays of the promised shapes, of types that JAX has."""
@@ -127,6 +222,10 @@ class TableReader(TakeReader):
         return self._known[1]
 
     _known: Any = dataclasses.field(default=None, init=False, repr=False)
+
+
+class _Stacked(list[Any]):
+    """Columns that are arrays of the promised shapes and dtypes."""
 
 
 def narrow_column(column: Any) -> Any:
@@ -157,6 +256,10 @@ class WithIndex(Reader):
         return self.reader.can_move
 
     @property
+    def own_memory(self) -> bool:
+        return self.reader.own_memory
+
+    @property
     def labels(self) -> tuple[str, ...]:
         return self.reader.labels
 
@@ -166,9 +269,18 @@ class WithIndex(Reader):
     def read(self, rows: Rows) -> ElementBatch:
         taken, key = self.reader.read(rows), self.key
         index = narrowed(rows.index.astype(np.int64), canonical(np.int64), f"`{key}`")
-        if not taken.is_stacked:
-            return taken.linked(Link("", None, lambda value, lane: {**value, key: index[lane]}))
-        places = self.structure.unflatten(range(self.structure.num_leaves))
-        leaves = list(taken.leaves)
-        leaves.insert(places[key], index)
-        return ElementBatch.of_arrays(taken.n, leaves, self.structure, taken.keep)
+        place = self.structure.unflatten(range(self.structure.num_leaves))[key]
+        added = lambda leaves: [*leaves[:place], index, *leaves[place:]]  # noqa: E731
+        link = Link("", None, lambda value, lane: {**value, key: index[lane]})
+        if taken.is_stacked:
+            leaves = added(taken.leaves)
+            return ElementBatch.of_arrays(taken.n, leaves, self.structure, taken.keep)
+        whole = taken.whole
+        if whole is None:
+            return taken.linked(link)
+
+        def with_index(pace: Pace) -> list[np.ndarray] | None:
+            found = whole(pace)
+            return None if found is None else added(found)
+
+        return ElementBatch.either(taken.n, lambda: taken.linked(link), with_index)

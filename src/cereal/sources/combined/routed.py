@@ -157,7 +157,7 @@ def check_part(source: Any, owner: str, what: str) -> None:
     if source._iterators is not None:
         raise PipelineError(
             f"{owner}: {what}, {source._label}, only iterates and cannot be read by index; combine "
-            f"iterators before, in `make_iterator`, or write the data with `save_arrays` first."
+            f"iterators before, in `make_iterator`, or write the data to files first, by `convert`."
         )
     _ = source.traits  # raises if the source is empty or too long
     if len(source) > MAX_TRACED:

@@ -16,22 +16,28 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from numpy.lib import format as npy
 
 from ...base.atomic import write_atomically
 from ...base.errors import PipelineError
 from ...base.paths import as_path
 from ...base.spec import is_array_like
+from ...reading.formats.array_folder import RaggedFile
+from ...reading.formats.arrays.chosen import chosen
+from ...reading.formats.arrays.npz import open_npz
+from ...reading.formats.arrays.safetensors import open_safetensors
 from ..array_trees import array_leaves
+from .npy_file import NpyFile, is_plain
 
-_TREE = "tree.json"
-_VERSION = 1
+TREE = "tree.json"
+_VERSION, _VERSION_OF_RAGGED = 1, 2
 _CHUNK = 64 * 2**20
+_ARCHIVES = {".npz": open_npz, ".safetensors": open_safetensors}
 _AGAIN = "write the folder again with `save_arrays`"
 
 
@@ -67,7 +73,7 @@ def save_arrays(path: str | os.PathLike[str], tree: Any, *, overwrite: bool = Fa
                 "save_arrays: a path that ends in .npy holds one array, not a tree of them; name "
                 "a folder instead."
             )
-        if not _plain(np.dtype(tree.dtype)):
+        if not is_plain(np.dtype(tree.dtype)):
             raise PipelineError(
                 f"save_arrays: one .npy file cannot say that its array is {tree.dtype}; name a "
                 f"folder instead."
@@ -77,29 +83,48 @@ def save_arrays(path: str | os.PathLike[str], tree: Any, *, overwrite: bool = Fa
     _save_folder(target, tree, overwrite)
 
 
-def _plain(dtype: np.dtype[Any]) -> bool:
-    """Whether the `.npy` format can name this dtype; it cannot name bfloat16, for example."""
-    return npy.descr_to_dtype(npy.dtype_to_descr(dtype)) == dtype
-
-
 def _save_folder(target: Path, tree: Any, overwrite: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
         made, old = Path(folder, "new"), Path(folder, "old")
         made.mkdir()
-        node = _write(tree, made, (), set())
-        text = json.dumps({"format": "cereal arrays", "version": _VERSION, "tree": node}, indent=1)
-        write_atomically(made / _TREE, lambda file: file.write(text.encode()))
-        try:
-            if overwrite and target.exists():
-                os.rename(target, old)
-            os.rename(made, target)
-        except BaseException as error:
-            if old.exists():
-                os.rename(old, target)
-            elif isinstance(error, OSError):
-                raise _exists(target) from error
-            raise
+
+        def write(array: Any, names: Names) -> dict[str, Any]:
+            name = names.new()
+            _write_array(made / name, array)
+            return {"array": name, "dtype": str(np.dtype(array.dtype))}
+
+        write_tree(made, described(tree, write, "save_arrays"))
+        put_in_place(made, old, target, _exists(target), overwrite=overwrite)
+
+
+def write_tree(folder: Path, node: Any, **more: Any) -> None:
+    """Writes `tree.json`: the node of the whole tree, and what else there is to say."""
+    version = _VERSION_OF_RAGGED if _has_ragged(node) else _VERSION
+    said = {"format": "cereal arrays", "version": version, **more, "tree": node}
+    text = json.dumps(said, indent=1)
+    write_atomically(folder / TREE, lambda file: file.write(text.encode()))
+
+
+def _has_ragged(node: dict[str, Any]) -> bool:
+    inner = [*node.get("dict", {}).values(), *node.get("list", ()), *node.get("tuple", ())]
+    return "ragged" in node or any(map(_has_ragged, inner))
+
+
+def put_in_place(
+    made: Path, old: Path, target: Path, exists: Exception, *, overwrite: bool
+) -> None:
+    """Gives a folder its name. What had the name before becomes `old`, or is the error `exists`."""
+    try:
+        if overwrite and target.exists():
+            os.rename(target, old)
+        os.rename(made, target)
+    except BaseException as error:
+        if old.exists():
+            os.rename(old, target)
+        elif isinstance(error, OSError):
+            raise exists from error
+        raise
 
 
 def _exists(target: Path) -> PipelineError:
@@ -108,70 +133,99 @@ def _exists(target: Path) -> PipelineError:
     )
 
 
-def _write(tree: Any, folder: Path, path: tuple[str, ...], used: set[str]) -> dict[str, Any]:
-    if isinstance(tree, dict):
-        for key in tree:
-            if not isinstance(key, str):
-                raise PipelineError(
-                    f"save_arrays: the keys of dicts must be strings, got {key!r:.40}."
-                )
-        return {"dict": {key: _write(tree[key], folder, (*path, key), used) for key in tree}}
-    if type(tree) in (list, tuple):
-        inner = [_write(x, folder, (*path, str(i)), used) for i, x in enumerate(tree)]
-        return {type(tree).__name__: inner}
-    if not hasattr(tree, "shape"):
-        raise PipelineError(
-            f"save_arrays: a tree has dicts, lists, tuples and arrays, got {type(tree).__name__}; "
-            f"write it as a dict."
-        )
-    stem = ".".join(re.sub(r"[^A-Za-z0-9_-]+", "_", each) for each in path) or "array"
-    name, number = f"{stem}.npy", 1
-    while name.lower() in used or name.startswith("."):
-        name, number = f"{stem.lstrip('.')}-{number}.npy", number + 1
-    used.add(name.lower())
-    _write_array(folder / name, tree)
-    return {"array": name, "dtype": str(np.dtype(tree.dtype))}
+class Names:
+    """The names of the files of one leaf; `path` is its place in the tree."""
+
+    def __init__(self, path: tuple[str, ...], used: set[str]) -> None:
+        self._stem = ".".join(re.sub(r"[^A-Za-z0-9_-]+", "_", each) for each in path) or "array"
+        self._used = used
+
+    def new(self, ending: str = ".npy") -> str:
+        """A name that no other file has."""
+        name, number = f"{self._stem}{ending}", 1
+        while name.lower() in self._used or name.startswith("."):
+            name, number = f"{self._stem.lstrip('.')}-{number}{ending}", number + 1
+        self._used.add(name.lower())
+        return name
+
+
+def described(tree: Any, leaf: Callable[[Any, Names], Any], owner: str) -> dict[str, Any]:
+    """The node of a tree, for `tree.json`; `leaf(value, names)` gives those of its leaves."""
+    used: set[str] = set()
+
+    def node(tree: Any, path: tuple[str, ...]) -> dict[str, Any]:
+        if isinstance(tree, dict):
+            for key in tree:
+                if not isinstance(key, str):
+                    raise PipelineError(
+                        f"{owner}: the keys of dicts must be strings, got {key!r:.40}."
+                    )
+            return {"dict": {key: node(tree[key], (*path, key)) for key in tree}}
+        if type(tree) in (list, tuple):
+            inner = [node(each, (*path, str(at))) for at, each in enumerate(tree)]
+            return {type(tree).__name__: inner}
+        if not hasattr(tree, "shape"):
+            raise PipelineError(
+                f"{owner}: a tree has dicts, lists, tuples and arrays, got {type(tree).__name__}; "
+                f"write it as a dict."
+            )
+        return leaf(tree, Names(path, used))
+
+    return node(tree, ())
 
 
 def _write_array(path: Path, array: Any) -> None:
     """Writes an array in chunks, so that a file larger than memory can be copied."""
-    dtype = np.dtype(array.dtype)
-    stored = dtype if _plain(dtype) else np.dtype(f"V{dtype.itemsize}")  # such as bfloat16
-    header = {"descr": npy.dtype_to_descr(stored), "fortran_order": False, "shape": array.shape}
-    with open(path, "wb") as file:
-        npy.write_array_header_2_0(file, header)
-        array = array.reshape(1) if array.ndim == 0 else array
-        rows = max(1, _CHUNK // max(1, array.nbytes // max(1, len(array))))
-        for begin in range(0, len(array), rows):
-            part = np.asarray(array[begin : begin + rows])
-            file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-        file.flush()
-        os.fsync(file.fileno())
+    file = NpyFile(path, array.dtype, array.ndim)
+    try:
+        rows = array.reshape(1) if array.ndim == 0 else array
+        most = max(1, _CHUNK // max(1, rows.nbytes // max(1, len(rows))))
+        for begin in range(0, len(rows), most):
+            file.append(np.asarray(rows[begin : begin + most]))
+        file.finish(array.shape)
+    finally:
+        file.close()
 
 
-def open_arrays(path: str | os.PathLike[str], owner: str) -> Any:
-    """The tree of arrays in a file or folder, mapped into memory, read-only."""
+def open_arrays(path: str | os.PathLike[str], owner: str, keys: Any = None) -> Any:
+    """The tree of arrays in a file or folder, mapped into memory, read-only.
+
+    `keys` chooses some of them, if they have names.
+    """
     place = Path(path).expanduser()
     if not place.exists():
         raise PipelineError(f"{owner}: {str(place)!r} does not exist; write it with `save_arrays`.")
     if place.is_file():
+        read = _ARCHIVES.get(place.suffix)
+        if read is not None:
+            return read(place, keys, owner)
+        if keys is not None:
+            raise PipelineError(
+                f"{owner}: {place.name!r} has one array, so there is nothing to choose; leave "
+                f"`keys` out."
+            )
         return _open(place, owner)
-    if not (place / _TREE).exists():
+    found = _open_folder(place, owner)
+    return chosen(found, keys, owner, repr(place.name))
+
+
+def _open_folder(place: Path, owner: str) -> Any:
+    if not (place / TREE).exists():
         return _by_name(place, owner)
     try:
-        described = json.loads((place / _TREE).read_text())
-        version, node = described["version"], described["tree"]
-        if version != _VERSION:
+        said = json.loads((place / TREE).read_text())
+        version, node = said["version"], said["tree"]
+        if version not in (_VERSION, _VERSION_OF_RAGGED):
             raise PipelineError(
                 f"{owner}: {str(place)!r} was written in version {version} of the format, this "
-                f"cereal reads version {_VERSION}; upgrade cereal."
+                f"cereal reads versions up to {_VERSION_OF_RAGGED}; upgrade cereal."
             )
         return _read_tree(node, place, owner)
     except PipelineError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise PipelineError(
-            f"{owner}: {str(place / _TREE)!r} does not describe arrays ({type(error).__name__}: "
+            f"{owner}: {str(place / TREE)!r} does not describe arrays ({type(error).__name__}: "
             f"{error}); {_AGAIN}."
         ) from error
 
@@ -185,9 +239,9 @@ def _by_name(folder: Path, owner: str) -> dict[str, Any]:
         elif each.is_dir() and not each.name.startswith("."):
             found[each.name] = _by_name(each, owner)
     if not jax.tree.leaves(found):
-        raise PipelineError(
-            f"{owner}: {str(folder)!r} has no .npy files; write them with `save_arrays`."
-        )
+        others = sorted(each.name for each in folder.iterdir() if each.suffix in _ARCHIVES)
+        fix = f"name the file {others[0]!r} itself" if others else "write them with `save_arrays`"
+        raise PipelineError(f"{owner}: {str(folder)!r} has no .npy files; {fix}.")
     return found
 
 
@@ -197,30 +251,34 @@ def _read_tree(node: Any, folder: Path, owner: str) -> Any:
     for kind, make in (("list", list), ("tuple", tuple)):
         if kind in node:
             return make(_read_tree(inner, folder, owner) for inner in node[kind])
-    name = str(node["array"])
+    if "ragged" in node:
+        values = _read_array(node["ragged"]["values"], node["ragged"].get("dtype"), folder, owner)
+        offsets = _read_array(node["ragged"]["offsets"], "int64", folder, owner)
+        least, most = map(int, node["ragged"]["lengths"])
+        return RaggedFile(values, offsets, node["kind"], (least, most)).check(f"{owner}: {folder}")
+    return _read_array(node["array"], node.get("dtype"), folder, owner)
+
+
+def _read_array(name: Any, said: Any, folder: Path, owner: str) -> np.ndarray:
+    name = str(name)
     if name != os.path.basename(name) or name in ("", ".", ".."):
         raise PipelineError(f"{owner}: {str(folder)!r} names a file outside of it, {name!r}.")
     array = _open(folder / name, owner)
-    dtype = np.dtype(node.get("dtype", array.dtype))
+    dtype = np.dtype(array.dtype if said is None else said)
     if array.dtype == dtype:
         return array
     if array.dtype != np.dtype(f"V{dtype.itemsize}") or not is_array_like(np.empty(0, dtype)):
         raise PipelineError(
-            f"{owner}: {str(folder / name)!r} has {array.dtype}, where {_TREE} says {dtype}; "
+            f"{owner}: {str(folder / name)!r} has {array.dtype}, where {TREE} says {dtype}; "
             f"{_AGAIN}."
         )
     return array.view(dtype)
 
 
 def _open(path: Path, owner: str) -> np.ndarray:
-    if path.suffix == ".npz":
-        raise PipelineError(
-            f"{owner}: {str(path)!r} is a .npz archive, whose arrays cannot be mapped into memory; "
-            f"write them with `save_arrays(folder, dict(np.load(path)))`."
-        )
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # the header is Python code, which NumPy parses: many may come
         raise PipelineError(
             f"{owner}: {str(path)!r} cannot be mapped into memory: {error}. It must be a .npy file "
             f"of numbers; objects, which NumPy would unpickle, are not read."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ import jax
 import numpy as np
 
 from ...host.host_data import HostData
-from ...reading.readers.arrays import Arrays, as_file, place_of
+from ...reading.readers.arrays import Arrays, as_file, digest_of_file
 from ..array import leaf_name
 
 
@@ -25,7 +24,7 @@ class MappedArrays(HostData):
         self.names = [leaf_name(path) for path, _ in paths]
 
     def digest_of(self) -> Any:
-        return jax.tree.map(_file_digest, self.tree)
+        return jax.tree.map(digest_of_file, self.tree)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles a file as its name, if it can be mapped again from it; other arrays as values."""
@@ -34,18 +33,5 @@ class MappedArrays(HostData):
 
 
 def _restored(cls: Any, tree: Any, where: Any) -> Any:
-    made = cls(jax.tree.map(lambda leaf: leaf() if isinstance(leaf, partial) else leaf, tree))
-    if where is not None:
-        made.where = where
-    return made
-
-
-def _file_digest(leaf: Any) -> Any:
-    """For a file: its name, size and time, and the array's place in it. Otherwise the values."""
-    root, place = place_of(leaf)
-    if root is None:
-        return np.asarray(leaf)
-    path = os.path.abspath(root.filename)
-    status = os.stat(path)
-    shape = [leaf.shape, leaf.strides, str(leaf.dtype)]
-    return [path, status.st_size, status.st_mtime_ns, place, *shape]
+    made = jax.tree.map(lambda leaf: leaf() if isinstance(leaf, partial) else leaf, tree)
+    return cls(made) if where is None else cls(made, where)

@@ -58,7 +58,7 @@ class IterableSource(ByElement[Any]):
     n: int = static_field()
     spec: Spec = static_field()
     _unknown: bool = static_field(default=False)  # whether the number of elements is not known
-    by_epoch: bool = static_field(default=False)  # whether epochs differ
+    _by_epoch: bool = static_field(default=False)  # whether epochs differ
     _by_key: bool = static_field(default=False)  # whether elements depend on the key
     ordering: Order = Sequential()
 
@@ -81,7 +81,7 @@ class IterableSource(ByElement[Any]):
         data = IteratorData(make_iterator, n, given)
         size = MAX_HOST if n is None else n
         set_fields(self, data=data, n=size, _unknown=n is None, ordering=Sequential())
-        set_fields(self, by_epoch=given > 0, _by_key=given > 1)
+        set_fields(self, _by_epoch=given > 0, _by_key=given > 1)
         set_fields(self, spec=Spec(spec_of_element(data.first(self._label))))
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class IterableSource(ByElement[Any]):
 
     def _describe(self) -> Traits:
         return self._describe_by(
-            fixed=not self.by_epoch,
+            fixed=not self._by_epoch,
             keyed=self._by_key,
             unknown_length=self._unknown,
             masks=self._unknown,

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...order.rows import Rows
+from ...reading.bridges.recognise import resumes_exactly
 from ...reading.read_context import CAUGHT, Failed, annotate, as_exception
 from .bookmark import Bookmark, Run
 
@@ -21,8 +22,10 @@ class OpenIterator:
     def __init__(self, made: Any, run: Run, shared: bool) -> None:
         self.made, self.run, self.position = made, run, 0
         own = (pair for pair in _STATE_METHODS if all(hasattr(made, name) for name in pair))
-        # If one object serves all epochs, its state does not belong to one epoch: not usable.
-        self.methods = None if shared else next(own, None)
+        # If one object serves all epochs, its state does not belong to one epoch: not usable. Nor
+        # is a state without what is in a shuffle buffer.
+        usable = not shared and resumes_exactly(made)
+        self.methods = next(own, None) if usable else None
         self.iterator: Any = None
 
     # States are copied, since the iterator may later write into a state that it gave or got.

@@ -13,7 +13,7 @@ import numpy as np
 from ...base.errors import PipelineError
 from ..leaves import OBJECT, ArrayForm
 from ..structure import flatten
-from .columns import Numbers
+from ..tables.columns import Numbers
 
 Arrangement = Mapping[str, Any] | None  # None: columns have their own names
 

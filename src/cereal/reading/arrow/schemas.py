@@ -10,8 +10,8 @@ from typing import Any
 
 from ...base.errors import PipelineError
 from ...base.extras import needs
-from ..tables.arrow_columns import check_names, some_names
-from ..tables.watched import WatchedFile
+from ..files.watched import WatchedFile
+from .arrow_columns import check_names, some_names
 
 
 def chosen(schema: Any, columns: Any, owner: str, where: str) -> Any:

@@ -42,12 +42,15 @@ class WatchedFile:
                 f"must stay where it is while a loader reads it."
             ) from error
         if now != self._seen:
-            what = "size" if now[0] != self._seen[0] else "time"
-            raise PipelineError(
-                f"{self._owner}: the file {self.path!r} has changed since the source was built "
-                f"(its {what} is another), so positions in it are not what they were; build the "
-                f"source and the loader again."
-            )
+            raise self.changed("size" if now[0] != self._seen[0] else "time")
+
+    def changed(self, what: str) -> PipelineError:
+        """The error about a file that is not the same any more."""
+        return PipelineError(
+            f"{self._owner}: the file {self.path!r} has changed since the source was built (its "
+            f"{what} is another), so positions in it are not what they were; build the source and "
+            f"the loader again."
+        )
 
     def digest(self) -> Any:
         return [self.path, *self._seen]

@@ -21,11 +21,12 @@ from ...base.errors import PipelineError
 from ...base.extras import needs
 from ..leaves import OBJECT, ArrayForm
 from ..structure import flatten
+from ..tables.columns import Numbers, Objects, Ragged, ragged_form
+from ..tables.pieces import PiecedTable
+from ..tables.table import objects
 from .arranged import Arrangement, arranged_form, arranged_parts
-from .columns import Numbers, Objects, Ragged, ragged_form
+from .blobs import blobs_of
 from .dictionaries import Dictionaries, has_dictionary
-from .pieces import PiecedTable
-from .table import objects
 
 _LOOKED_AT = 1 << 20  # rows of list columns whose lengths are compared when a source is built
 
@@ -34,7 +35,7 @@ class ArrowTable(PiecedTable):
     """An Arrow table in memory, or mapped into it; its record batches are the pieces."""
 
     _reopened = ("_parts",)
-    quick = True
+    quick = stays = True
 
     def __init__(
         self,
@@ -309,7 +310,7 @@ def part_of(array: Any, name: str = "", known: Dictionaries | None = None) -> An
         inner = part_of(array.values, name, known)
         if _is_plain(inner):
             return _listed(array, inner.values, name)
-    return Objects(lambda rows: array.take(pa.array(rows)).to_pylist())
+    return blobs_of(array, types) or Objects(lambda rows: array.take(pa.array(rows)).to_pylist())
 
 
 def _is_plain(part: Any) -> bool:

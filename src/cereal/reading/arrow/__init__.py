@@ -1,0 +1,1 @@
+"""Arrow's arrays as columns of tables: numbers without a copy, text, lists, categories."""

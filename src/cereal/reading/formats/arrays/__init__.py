@@ -1,0 +1,1 @@
+"""Arrays in files: archives that are mapped, and stores of chunks."""

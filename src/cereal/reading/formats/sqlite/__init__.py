@@ -1,0 +1,1 @@
+"""SQLite: a query over a file, its columns, and its rows."""

@@ -1,0 +1,1 @@
+"""Records: bytes in files (TFRecord, ArrayRecord), and what they mean."""
