@@ -19,7 +19,7 @@ from cereal.testing import check_source
 from .checks import LABELS, N, check_in_jit, check_resume, check_shuffled, check_values, equal, rows
 
 pytestmark = pytest.mark.bridges
-import_module("pyarrow")
+pa = import_module("pyarrow")
 
 WANTED = {
     "i": LABELS,
@@ -213,3 +213,12 @@ def test_a_header_that_is_no_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("a,é\n1,2\n".encode("latin1"))
     with pytest.raises(PipelineError, match=r"the first row of '.*a\.csv' is no UTF-8"):
         CSVSource(tmp_path / "a.csv")
+
+
+def test_text_that_is_no_utf8_is_named_and_may_be_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "latin.csv"
+    path.write_bytes("n,name\n1,Jos\u00e9\n2,Ana\n".encode("latin1"))
+    with pytest.raises(PipelineError, match=r"column 'name' of .*latin\.csv' has text that is no"):
+        CSVSource(path)
+    source = CSVSource(path, types={"name": pa.binary()}, ordering="sequential")
+    assert source[0]["name"] == b"Jos\xe9"

@@ -129,6 +129,12 @@ class CSVReading:
         try:
             with self._opened(file, wanted, threads=True) as reader:
                 for field in reader.schema:
+                    if pa.types.is_binary(field.type) and field.name not in self._types:
+                        raise PipelineError(
+                            f"{form.owner}: the column {field.name!r} of {file.path!r} has text "
+                            f"that is no UTF-8; write the file in UTF-8, or pass `types="
+                            f"{{{field.name!r}: pyarrow.binary()}}` to get bytes."
+                        )
                     self._types.setdefault(field.name, field.type)
                 for batch in reader:
                     add(number, batch)
