@@ -376,7 +376,13 @@ def examples(room: str) -> Iterator[doctest.DocTest]:
                 yield parser.get_doctest(text, {}, name, str(path), 0)
 
 
-@pytest.mark.parametrize("room", ["", *ROOMS])
+SLOWLY = {"rl"}  # environments are compiled
+
+
+@pytest.mark.parametrize(
+    "room",
+    [pytest.param(room, marks=[pytest.mark.slow] * (room in SLOWLY)) for room in ["", *ROOMS]],
+)
 def test_the_examples_of_a_room_run(room: str) -> None:
     for example in examples(room):
         example.globs = {"__name__": "__main__"}

@@ -25,13 +25,18 @@ def test_the_golden_digest_of_parts_is_that_of_one_process_without_a_mesh() -> N
     assert found.hexdigest() == digest_hosts.GOLDEN_PARTS
 
 
-@pytest.mark.parametrize("size", [(1, 2), (2, 2)], ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize(
+    "size",
+    [pytest.param((1, 2), marks=pytest.mark.slow), (2, 2)],
+    ids=lambda size: f"{size[0]}x{size[1]}",
+)
 def test_every_mesh_over_processes_has_the_golden_digest(size: tuple[int, int]) -> None:
     cells = [cell for cell in digest_hosts.few_cells() if cell[:2] == size]
     for cell, found in digest_hosts.run_cells(cells).items():
         assert found == digest_hosts.GOLDENS[cell.pipeline], cell
 
 
+@pytest.mark.slow  # three processes
 def test_a_run_that_is_killed_and_goes_on_over_another_mesh_has_the_golden_digest() -> None:
     ways = iter([digest_hosts.Cell(2, 1, "data"), digest_hosts.Cell(1, 2, "data x seq")])
     found, kills = digest_hosts.killed("parts", [40], ways)

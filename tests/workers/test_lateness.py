@@ -68,7 +68,9 @@ SLOWLY_1, SLOWLY_4 = (pytest.param(count, marks=pytest.mark.slow) for count in (
 
 
 @pytest.mark.parametrize("count", [2, SLOWLY_1, SLOWLY_4])
-@pytest.mark.parametrize("bad", [0, 9, 23])
+@pytest.mark.parametrize(
+    "bad", [pytest.param(0, marks=pytest.mark.slow), 9, pytest.param(23, marks=pytest.mark.slow)]
+)
 def test_a_hung_element_is_an_error_and_the_rest_follows(
     count: int, bad: int, hanging: Callable[..., Hanging]
 ) -> None:
@@ -90,7 +92,15 @@ def test_a_hung_element_is_an_error_and_the_rest_follows(
 
 
 @pytest.mark.parametrize("count", [2, SLOWLY_1, SLOWLY_4])
-@pytest.mark.parametrize("bad", [{5}, {4, 5, 6, 7}, {0, 9, 10, 23}, {0, 1, 2}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param({5}, marks=pytest.mark.slow),
+        {4, 5, 6, 7},
+        {0, 9, 10, 23},
+        pytest.param({0, 1, 2}, marks=pytest.mark.slow),
+    ],
+)
 def test_hung_elements_are_skipped_alone(
     count: int, bad: set[int], hanging: Callable[..., Hanging]
 ) -> None:
@@ -101,7 +111,7 @@ def test_hung_elements_are_skipped_alone(
     assert loader.skipped == len(bad)
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_many_hung_elements_of_one_batch_take_no_thread_for_good(
     count: int, hanging: Callable[..., Hanging]
 ) -> None:
@@ -140,7 +150,7 @@ def test_elements_beside_a_hung_one_are_counted_once(hanging: Callable[..., Hang
     assert loader.skipped == 2
 
 
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("on_error", [pytest.param("raise", marks=pytest.mark.slow), "skip"])
 def test_the_element_that_hangs_is_blamed_and_not_one_that_is_being_read(
     on_error: Any, hanging: Callable[..., Hanging]
 ) -> None:
@@ -171,7 +181,7 @@ def test_a_batch_of_many_elements_may_take_longer_than_the_timeout_of_one() -> N
     assert loader.skipped == 0
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_hung_function_over_batches_skips_its_batch(
     count: int, hanging: Callable[..., Hanging]
 ) -> None:

@@ -126,6 +126,7 @@ def test_processes_that_would_read_other_values_are_not_chosen(
     assert "reads other values" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_a_step_waits_for_its_turn_costs_only_that_step() -> None:
     with in_processes(slowly_indeed, workers=1, prefetch=1) as loader:
         state = loader.init_state(0)
