@@ -314,3 +314,9 @@ def test_the_state_goes_through_jit_with_a_table_of_blocks(path: Path) -> None:
             batch, state, _ = step(loader, state)
             alone, other, _ = loader.next_batch(other)
             np.testing.assert_array_equal(batch["label"], alone["label"])
+
+
+def test_the_caller_reads_what_is_kept_and_workers_the_rest(tmp_path: Path) -> None:
+    name = write(tmp_path, "a.parquet", numbers(100), size=10)
+    kept, more = ParquetSource(name), ParquetSource(name, ordering="sequential", cache_bytes=1)
+    assert (kept.traits.quick, more.traits.quick) == (True, False)

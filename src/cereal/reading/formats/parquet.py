@@ -70,6 +70,8 @@ class ParquetTable(PackedTable):
         form = form_of_pieces(self._schema, self._first_pieces())
         self.form = arranged_form(form, self._arranged, owner)
         self.sizes = self._sizes()
+        numbers = all(form.dtype != OBJECT for form in flatten(self.form)[0])
+        self.quick = numbers and sum(self.sizes) <= most_bytes  # after the first epoch
 
     def _one_schema(self, columns: Any) -> Any:
         """The schema of the chosen columns, which all files must have."""
