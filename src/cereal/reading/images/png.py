@@ -21,7 +21,7 @@ _BEGIN = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 _HEADER = struct.Struct(">IIBBBBBI")  # width, height, bits, colours, three zeros, checksum
 _CHUNK = struct.Struct(">I4s")
 _MODES = {0: ("L", 1), 2: ("RGB", 3), 4: ("LA", 2), 6: ("RGBA", 4)}
-_NO_MATTER = {b"pHYs", b"gAMA", b"cHRM", b"sRGB", b"tIME"}  # they change no pixel
+NO_MATTER = frozenset({b"pHYs", b"gAMA", b"cHRM", b"sRGB", b"tIME"})  # they change no pixel
 _MOST = 1 << 18  # pixels; for larger images Pillow's Python does not count
 
 
@@ -37,7 +37,7 @@ def decode_png(data: bytes) -> np.ndarray | None:
         return None
     if zlib.crc32(data[12:29]) != check:
         return None
-    packed = _pixels_of(data)
+    packed = packed_pixels(data, NO_MATTER)
     mode, channels = _MODES[colours]
     if packed is None:
         return None
@@ -50,8 +50,8 @@ def decode_png(data: bytes) -> np.ndarray | None:
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
-def _pixels_of(data: bytes) -> bytes | None:
-    """The packed pixels; None if there are chunks that may change what they mean."""
+def packed_pixels(data: bytes, no_matter: frozenset[bytes]) -> bytes | None:
+    """The packed pixels; None if a chunk is of another kind than these, or the end is missing."""
     at, parts = 33, []
     while at + 12 <= len(data):
         length, kind = _CHUNK.unpack_from(data, at)
@@ -59,7 +59,7 @@ def _pixels_of(data: bytes) -> bytes | None:
             parts.append(data[at + 8 : at + 8 + length])
         elif kind == b"IEND":
             return parts[0] if len(parts) == 1 else b"".join(parts)
-        elif kind not in _NO_MATTER:
+        elif kind not in no_matter:
             return None
         at += 12 + length
     return None

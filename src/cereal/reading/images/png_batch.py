@@ -21,11 +21,12 @@ import numpy as np
 
 from ...base.extras import needs
 from ..read_context import read_context
+from .png import NO_MATTER, packed_pixels
 
 _BEGIN = b"\x89PNG\r\n\x1a\n"
 _MODES = {1: ("L", 0), 2: ("LA", 4), 3: ("RGB", 2), 4: ("RGBA", 6)}  # channels: Pillow's, PNG's
-# Chunks that say nothing about the values of pixels.
-_HARMLESS = {b"gAMA", b"cHRM", b"sRGB", b"iCCP", b"pHYs", b"tEXt", b"zTXt", b"iTXt", b"tIME"}
+# Text may say that an image lies on its side: whoever cares about that looks for it first.
+_HARMLESS = NO_MATTER | {b"iCCP", b"tEXt", b"zTXt", b"iTXt"}
 _BLOCK = 65535  # bytes of a block that is not compressed
 _MOST_BYTES = 1 << 18  # of images that are decoded together: they stay in the processor's caches
 
@@ -63,19 +64,11 @@ def _filtered(file: bytes, head: bytes, size: int) -> Any:
     """The rows of a file, still filtered; None if it is not of the plainest kind."""
     if file[:8] != _BEGIN or file[12:16] != b"IHDR" or file[16:29] != head:
         return None
-    at, parts = 33, []
-    while at < len(file):
-        stop = at + 8 + int.from_bytes(file[at : at + 4], "big")
-        kind = file[at + 4 : at + 8]
-        if kind == b"IDAT":
-            parts.append(file[at + 8 : stop])
-        elif kind == b"IEND":
-            break
-        elif kind not in _HARMLESS:
-            return None
-        at = stop + 4
+    packed = packed_pixels(file, _HARMLESS)
+    if packed is None:
+        return None
     try:
-        rows = zlib.decompress(parts[0] if len(parts) == 1 else b"".join(parts), bufsize=size)
+        rows = zlib.decompress(packed, bufsize=size)
     except zlib.error:
         return None  # who decodes it alone says what is wrong
     return rows if len(rows) == size else None
