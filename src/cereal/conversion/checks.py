@@ -48,6 +48,12 @@ def check_source(source: Source[Any], owner: str) -> Any:
             f"{owner}: the elements of {source._label} change from epoch to epoch; convert the "
             f"sources that it reads instead."
         )
+    if traits.mask_shape:
+        raise PipelineError(
+            f"{owner}: elements of {source._label} have a mask inside, of shape "
+            f"{list(traits.mask_shape)}, which files do not keep; pass `pad=False` to it, or add "
+            f"the mask to the elements."
+        )
     if traits.callbacks:
         raise PipelineError(
             f"{owner}: the pipeline has a HostCallbackTransform, which runs for every batch; write "

@@ -162,11 +162,15 @@ class Columns:
                 file.append(packed, part.count)
             self.count += part.count
 
-    def sync(self) -> list[dict[str, Any]]:
-        """Everything is on the disk; returns how much that is, for the manifest."""
+    def sync(self) -> None:
+        """Everything is on the disk."""
         for file in self._files:
             file.sync()
-        return [dataclasses.asdict(file.state) for file in self._files]
+
+    @property
+    def states(self) -> list[dict[str, Any]]:
+        """How much is written, for the manifest."""
+        return [vars(file.state).copy() for file in self._files]
 
     def finish(self, **more: Any) -> None:
         """Completes all files, and writes `tree.json`."""

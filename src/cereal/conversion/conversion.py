@@ -33,6 +33,7 @@ class Conversion:
         self._position = self._skipped = 0
         self._saved, self._saving = time.monotonic(), 0.0
         self._columns = self._open()
+        self._whole = self._so_far()
 
     def _open(self) -> Columns:
         """The files as far as they are written."""
@@ -88,35 +89,42 @@ class Conversion:
                 for end, chunk in chunks:
                     with self._writing():
                         self._columns.append(chunk)
-                    bar.update(end - self._position)
-                    self._position = end
+                    begin, self._position = self._position, end
+                    self._whole = self._so_far()
+                    bar.update(end - begin)
                     if time.monotonic() - self._saved >= max(_SAVE_SECONDS, self._saving):
                         self._save()
         except BaseException as error:
             with contextlib.suppress(OSError, PipelineError):
                 self._save()
                 error.add_note(
-                    f"cereal: convert has written {self._position} elements; the next call with "
-                    f"this source and folder goes on from there"
+                    f"cereal: convert has written {self._whole['position']} elements; the next "
+                    f"call with this source and folder goes on from there"
                 )
             raise
         self._skipped += self._reading.skipped
         if self._skipped:
             log.warning("convert: %d elements failed, and are left out", self._skipped)
 
+    def _so_far(self) -> dict[str, Any]:
+        """How far it is. (After an error or an interrupt, some columns may have more.)"""
+        return {
+            "position": self._position,
+            "count": self._columns.count,
+            "columns": self._columns.states,
+        }
+
     def _save(self) -> None:
-        """Everything so far is on the disk, and noted."""
+        """All whole chunks so far are on the disk, and noted; the next call cuts off the rest."""
         begin = time.monotonic()
         with self._writing():
-            states = self._columns.sync()
+            self._columns.sync()
             self._staging.save(
                 {
                     "what": self._what,
-                    "position": self._position,
-                    "count": self._columns.count,
+                    **self._whole,
                     "skipped": self._skipped + self._reading.skipped,
-                    "columns": states,
-                    "bookmark": self._reading.bookmark(self._position),
+                    "bookmark": self._reading.bookmark(self._whole["position"]),
                 }
             )
         self._saved = time.monotonic()
