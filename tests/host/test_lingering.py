@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 from tests.functions.programs import gone, spread
+from tests.slowly import quickly
 
 from cereal import BatchTransform, DataLoader, DiskSampleSource
 from cereal.host import lingering
@@ -96,7 +97,16 @@ CASES = [(road, "passed") for road in ROADS]
 CASES += [(by_scan_epoch, "captured"), (by_scan_epoch, "in a cycle"), (by_next_batch, "captured")]
 
 
-@pytest.mark.parametrize(("road", "how"), CASES)
+@pytest.mark.parametrize(
+    ("road", "how"),
+    quickly(
+        CASES,
+        (by_scan_epoch, "passed"),
+        (by_next_batch, "captured"),
+        (by_shard_map, "passed"),
+        (by_scan_epoch, "in a cycle"),
+    ),
+)
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_loader_that_dies_under_a_running_program_is_read_to_the_end(
     road: Callable[..., Any], how: str, workers: int

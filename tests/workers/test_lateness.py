@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tests.slowly import slowly
 from tests.workers.reading import (
     OwnError,
     chunks,
@@ -96,7 +97,7 @@ def test_a_hung_element_is_an_error_and_the_rest_follows(
     "bad",
     [
         pytest.param({5}, marks=pytest.mark.slow),
-        {4, 5, 6, 7},
+        slowly({4, 5, 6, 7}),
         {0, 9, 10, 23},
         pytest.param({0, 1, 2}, marks=pytest.mark.slow),
     ],
@@ -150,7 +151,7 @@ def test_elements_beside_a_hung_one_are_counted_once(hanging: Callable[..., Hang
     assert loader.skipped == 2
 
 
-@pytest.mark.parametrize("on_error", [pytest.param("raise", marks=pytest.mark.slow), "skip"])
+@pytest.mark.parametrize("on_error", ["raise", slowly("skip")])
 def test_the_element_that_hangs_is_blamed_and_not_one_that_is_being_read(
     on_error: Any, hanging: Callable[..., Hanging]
 ) -> None:
@@ -171,6 +172,7 @@ def test_the_element_that_hangs_is_blamed_and_not_one_that_is_being_read(
         assert within(run) == [list(range(1, 16))]
 
 
+@pytest.mark.slow  # it waits
 def test_a_batch_of_many_elements_may_take_longer_than_the_timeout_of_one() -> None:
     def read(i: int) -> int:
         time.sleep(0.08)
@@ -218,7 +220,7 @@ def test_a_hung_function_over_batches_is_an_error(hanging: Callable[..., Hanging
     assert raised.value.element.stage == "HostMapTransform(double)"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("road", ["scan_epoch", "next_batch", "jit"])
+@pytest.mark.parametrize("road", ["scan_epoch", slowly("next_batch"), "jit"])
 def test_hung_elements_are_skipped_by_every_road(
     road: str, hanging: Callable[..., Hanging]
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.slowly import quickly
 from tests.workers.process_loaders import EXPECTED, N, children, in_processes, nothing_left
 from tests.workers.reading import kept, numbers, until, within
 
@@ -47,7 +48,8 @@ def test_an_element_that_ends_its_worker_twice_is_skipped_if_asked() -> None:
         assert loader.skipped == 1
 
 
-def test_a_hung_element_is_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_error", quickly(["raise", "skip"], "raise"))
+def test_a_hung_element_is_ended(on_error: str, tmp_path: Path) -> None:
     note = tmp_path / "pids"
     note.touch()
 
@@ -58,6 +60,10 @@ def test_a_hung_element_is_ended(tmp_path: Path) -> None:
             time.sleep(1000)
         return i
 
+    if on_error == "skip":
+        with in_processes(hang, timeout=0.5, on_error="skip") as loader:
+            assert within(lambda: kept(loader.iterate()), 20) == WITHOUT_9
+        return
     with in_processes(hang, timeout=0.5) as loader:
         batches = loader.iterate()
         assert numbers([next(batches), next(batches)]) == EXPECTED[:2]
@@ -66,8 +72,6 @@ def test_a_hung_element_is_ended(tmp_path: Path) -> None:
         assert caught.value.element.index == 9  # type: ignore[attr-defined]
         assert note.read_text()
         assert until(lambda: not set(map(int, note.read_text().split())) & set(children()), 5)
-    with in_processes(hang, timeout=0.5, on_error="skip") as loader:
-        assert within(lambda: kept(loader.iterate()), 20) == WITHOUT_9
 
 
 def test_on_error_runs_in_the_loaders_process_and_may_return_an_element() -> None:
@@ -148,7 +152,7 @@ def slowly_indeed(i: int) -> int:
     return i
 
 
-@pytest.mark.parametrize("how", ["replaced", "changed in memory"])
+@pytest.mark.parametrize("how", quickly(["replaced", "changed in memory"], "changed in memory"))
 def test_a_process_reads_the_mapped_array_and_not_what_its_file_has_now(
     how: str, tmp_path: Path
 ) -> None:

@@ -181,3 +181,36 @@ say("pids " + " ".join(children()))
     assert process.returncode == 0, errors
     assert not errors.strip(), errors
     assert not any(map(alive, pids))
+
+
+def test_a_program_that_ends_while_workers_start_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first worker process starts quickly, the others take a minute.
+    (tmp_path / "sitecustomize.py").write_text(
+        f"""
+import os, sys, time
+if "start.py" in map(os.path.basename, sys.orig_argv):
+    try:
+        os.mkdir({str(tmp_path / "first")!r})
+    except FileExistsError:
+        time.sleep(60)
+"""
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process = start(
+        """
+loader = loader_of(slow, 4000, 4, workers=2, worker_type="process")
+batches = loader.iterate()
+next(batches)
+while len(children()) < 2:
+    time.sleep(0.01)
+say("pids " + " ".join(children()))
+"""
+    )
+    pids = [int(pid) for pid in heard(process, "pids").split()[1:]]
+    assert len(pids) == 2
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0, errors
+    assert not errors.strip(), errors
+    assert not any(map(alive, pids))

@@ -104,8 +104,9 @@ def pipelines(tmp_path: Path) -> dict[str, list[Any]]:
     }  # fmt: skip
 
 
-KINDS = ["random", "class", "collate", "iterator"]
+KINDS = ["random", "iterator"]
 MORE = [
+    "class", "collate",
     "function", "after batching", "filter", "batch function", "twice", "files", "arrays",
     "concatenated files", "compiled after", "random in JAX", "files, then Python", "concatenated",
     "zipped",
@@ -175,6 +176,7 @@ def test_a_function_that_runs_jax_is_refused() -> None:
         list(loader.iterate())
 
 
+@pytest.mark.slow
 def test_a_module_that_imports_jax_brings_it_along(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "with_jax.py").write_text(
         "import jax, jax.numpy as jnp\nONE = jnp.ones(3)\n"
@@ -244,6 +246,7 @@ def resident(pid: int) -> int:
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_and_arrays_are_not_copied() -> None:
     data = np.ones((64, 1 << 18), np.float32)  # 64 MB
     source = DatasetSource(data)

@@ -42,6 +42,7 @@ class ProcessPool:
         self.payloads = Payloads(self.slots)
         self._free = threading.Condition()
         self._users: dict[WorkerProcess, int] = {}  # threads that have each process
+        self._begun: set[WorkerProcess] = set()  # started in the background, and not ready yet
         self._starting = 0
         self._failed = 0  # processes that ended before they were ready, since the last that was
         self._era = 0  # counts how often it was closed
@@ -91,10 +92,15 @@ class ProcessPool:
         made = None
         try:
             made = self._new()
+            with self._free:
+                if era != self._era:
+                    raise PoolClosedError
+                self._begun.add(made)  # `close` ends it: to wait until it is ready may take long
             if payload is not None:
                 made.give(payload)
             with self._free:
                 if era == self._era:
+                    self._begun.discard(made)
                     self._users[made] = 0
                     made, self._failed = None, 0
         except Exception as error:  # whoever needs a process tries again, and says what is wrong
@@ -103,6 +109,7 @@ class ProcessPool:
             if made is not None:
                 made.end(kill=True)
             with self._free:
+                self._begun -= {made}
                 self._starting -= 1
                 self._free.notify_all()
 
@@ -224,6 +231,8 @@ class ProcessPool:
             self._closed = True
             self._era += 1
             ended, self._users = self._users, {}
+            ended |= dict.fromkeys(self._begun, 1)
+            self._begun = set()
             life, self._life = self._life, None
             self._free.notify_all()
         self.payloads.forget()
@@ -242,12 +251,12 @@ class ProcessPool:
     def forget(self) -> None:
         """After a fork, in the child: the processes are the parent's."""
         self._free = threading.Condition()
-        for process in self._users:
+        for process in (*self._users, *self._begun):
             process.forget()
         for descriptor in self._life or ():
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-        self._users, self._life = {}, None
+        self._users, self._begun, self._life = {}, set(), None
         self._starting, self._era, self._owner = 0, self._era + 1, os.getpid()
         self.slots = Slots(self._batches)  # the memory is the parent's, too
         self.payloads = Payloads(self.slots)
