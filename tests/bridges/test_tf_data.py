@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Iterator
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.bridges.quiet_tensorflow import tf, tfds
 
 import cereal
 from cereal import BatchTransform, DataLoader, DatasetSource, IterableSource, PipelineError
@@ -28,11 +26,6 @@ from .checks import (
 )
 
 pytestmark = pytest.mark.bridges
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # else it talks
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of its own imports
-    tf = import_module("tensorflow")
-    tfds = import_module("tensorflow_datasets")
 
 WANTED = {"image": IMAGES[..., None], "label": LABELS}
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.bridges.quiet_tensorflow import tfds
 
 import cereal
 from cereal import BatchTransform, DataLoader, DatasetSource, PipelineError
@@ -31,11 +29,6 @@ from .checks import (
 )
 
 pytestmark = pytest.mark.bridges
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # else it talks
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of its own imports
-    tf = import_module("tensorflow")
-    tfds = import_module("tensorflow_datasets")
 
 WANTED = {"image": IMAGES[..., None], "label": LABELS}
 
@@ -216,6 +209,17 @@ def test_what_cereal_does_not_know_tfds_decodes(tmp_path: Path) -> None:
     wanted = {"label": LABELS, "packed": np.stack([LABELS, np.full(N, 0.5)], 1).astype(np.float32)}
     check_values(own, wanted)
     check_resume(lambda: own, wanted)
+
+
+def test_a_sequence_of_dicts_is_decoded_by_tfds(tmp_path: Path) -> None:
+    """As the objects of a picture are; such a feature has a dict of dtypes."""
+    objects = tfds.features.Sequence({"box": tfds.features.BBoxFeature(), "label": np.int32})
+    box = tfds.features.BBox(0.0, 0.25, 0.5, 1.0)
+    some = ((i, {"objects": {"box": [box] * 2, "label": [i, 1]}}) for i in range(N))
+    own = as_source(tmp_path, tfds.features.FeaturesDict({"objects": objects}), some)
+    ((batch, _),) = DataLoader([DatasetSource(own, ordering="sequential"), BatchTransform(N)])
+    assert batch["objects"]["label"][0].tolist() == LABELS.tolist()
+    assert batch["objects"]["box"][1][3].tolist() == [0.0, 0.25, 0.5, 1.0]
 
 
 def loader_of_all(*stages: Any) -> DataLoader[Any]:

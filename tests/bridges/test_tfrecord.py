@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.bridges.quiet_tensorflow import tf
 
 from cereal import (
     BatchTransform,
@@ -35,10 +34,6 @@ from .checks import (
 from .decoders import by_function
 
 pytestmark = pytest.mark.bridges
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # else it talks
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of its own imports
-    tf = import_module("tensorflow")
 
 FEATURES = {
     "image": ((5, 6), "uint8"),

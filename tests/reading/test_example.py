@@ -212,6 +212,15 @@ def test_what_is_no_example_is_refused(data: bytes, match: str) -> None:
         parse_example(data)
 
 
+@pytest.mark.parametrize("kind", [2, 3])
+def test_numbers_in_a_field_of_another_kind_are_refused(kind: int) -> None:
+    """Four bytes among integers, or eight among floats, were taken for numbers."""
+    alone = b"\x0d\x01\x02\x03\x04" if kind == 3 else b"\x09" + bytes(8)
+    feature = field(2, field(kind, alone + alone))
+    with pytest.raises(WireError, match="a list with an unknown field"):
+        parse_example(field(1, field(1, field(1, b"x") + feature)))
+
+
 def test_any_bytes_are_read_or_refused() -> None:
     """No other error, and no endless loop."""
     rng, record = np.random.default_rng(0), records()[1]

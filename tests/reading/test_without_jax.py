@@ -13,6 +13,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from tests.slowly import quickly
 
 import cereal
 from cereal import (
@@ -178,7 +179,10 @@ print([name for name in sys.modules if name.startswith("jax")])
 """
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    quickly(CASES, "many at once", "windows", "arrays", "filter", "random", "collate", "mixed"),
+)
 def test_a_program_reads_the_same_in_a_process_without_jax(case: str, tmp_path: Path) -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     loader = DataLoader(CASES[case](tmp_path), workers=0)

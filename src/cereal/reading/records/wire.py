@@ -19,6 +19,7 @@ import numpy as np
 BYTES, FLOATS, INTS = 1, 2, 3
 KINDS = {BYTES: "a bytes list", FLOATS: "a float list", INTS: "an int64 list"}
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_VALUES = {BYTES: (_LENGTH,), FLOATS: (_LENGTH, _FIXED32), INTS: (_LENGTH, _VARINT)}
 
 
 class WireError(ValueError):
@@ -159,11 +160,11 @@ def packed(data: Any, feature: Feature) -> tuple[int, int] | None:
 
 def values_of(data: Any, feature: Feature) -> Any:
     """The values of one list: a list of bytes, float32[n] or int64[n]."""
-    fields = _fields(data, feature.begin, feature.end)
-    if any(number != 1 for number, *_ in fields):
+    fields, kinds = _fields(data, feature.begin, feature.end), _VALUES[feature.kind]
+    if any(number != 1 or kind not in kinds for number, kind, *_ in fields):
         raise WireError("a list with an unknown field")
     if feature.kind == BYTES:
-        return [bytes(data[begin:end]) for _, kind, begin, end in fields if kind == _LENGTH]
+        return [bytes(data[begin:end]) for _, _, begin, end in fields]
     parts = [np.frombuffer(data[begin:end], np.uint8) for _, _, begin, end in fields]
     joined = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
     if feature.kind == INTS:
