@@ -31,7 +31,8 @@ _WORDS = {
 
 def refuse_elsewhere(cls: type, options: dict[str, Any]) -> None:
     """If a class has no option of a well-known name, raises an error that says what to write."""
-    found = [name for name in options if name in _WORDS]
+    known = {**_WORDS, **getattr(cls, "_elsewhere", {})}
+    found = [name for name in options if name in known]
     if not found:
         return
     parameters = inspect.signature(cls.__init__).parameters
@@ -39,7 +40,7 @@ def refuse_elsewhere(cls: type, options: dict[str, Any]) -> None:
         return
     for name in found:
         if name not in parameters:
-            words = _WORDS[name] or _order(cls, parameters, options[name])
+            words = known[name] or _order(cls, parameters, options[name])
             raise UsageError(f"{cls.__name__} has no `{name}=`; {words}.")
 
 

@@ -79,6 +79,13 @@ def as_optional_count(
     return as_count(value, name, owner, least, hint=hint, error=error)
 
 
+def as_flag(value: Any, name: str, owner: str) -> bool:
+    """True or False, or an error that names the argument."""
+    if isinstance(value, bool):
+        return value
+    raise PipelineError(f"{owner}: `{name}` must be True or False, got {value!r:.60}.")
+
+
 def multiples_near(size: int, count: int) -> str:
     """The multiples of a count that are nearest to a size, in words: `6 or 8`."""
     below, above = size // count * count, -(-size // count) * count

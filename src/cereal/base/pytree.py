@@ -173,6 +173,7 @@ def _fields(made: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def set_copy(node: Any, **changed: Any) -> Any:
     """A copy of a node with other fields, made without its constructor."""
     fields = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
+    assert changed.keys() <= fields.keys(), changed.keys() - fields.keys()
     copy = object.__new__(type(node))
     set_fields(copy, **{**fields, **changed})
     return copy

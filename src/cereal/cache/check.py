@@ -157,7 +157,7 @@ class Check:
     def _compare(self, index: int, before: Leaves, now: Leaves, exact: bool) -> None:
         same = same_bits if exact else _alike
         last, masks = len(now) - 1, self._upstream.traits.masks
-        if masks and not before[last] and not now[last]:
+        if masks and not before[last].any() and not now[last].any():
             return  # the element was left out; the values in its place do not matter
         for at in (last, *range(last)) if masks else range(last + 1):
             if not same(old := np.asarray(before[at]), now[at]):

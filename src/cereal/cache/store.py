@@ -35,8 +35,9 @@ class CacheStore(Keeps):
     def __init__(self, upstream: IndexedSource[Any], named: Named) -> None:
         super().__init__()
         self.upstream, self.named = upstream, named
-        element, mask = upstream.element_spec(), jax.ShapeDtypeStruct((), np.bool_)
-        self.spec = Spec((element, mask) if upstream.traits.masks else element)
+        element, traits = upstream.element_spec(), upstream.traits
+        mask = jax.ShapeDtypeStruct(traits.mask_shape, np.bool_)
+        self.spec = Spec((element, mask) if traits.masks else element)
         specs, self._structure = self.spec.leaves, self.spec.structure
         shapes = [((len(upstream), *spec.shape), np.dtype(spec.dtype)) for spec in specs]
         self._lock = threading.Lock()

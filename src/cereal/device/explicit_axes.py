@@ -23,8 +23,8 @@ def gathered(table: Any, indices: Any) -> Any:
     mesh = explicit_mesh(table, indices)
     if mesh is None:
         return table.at[indices].get(mode="promise_in_bounds")
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    return table.at[indices].get(mode="promise_in_bounds", out_sharding=everywhere)
+    there = NamedSharding(mesh, PartitionSpec())
+    return table.at[indices].get(mode="promise_in_bounds", out_sharding=there)
 
 
 def explicit_mesh(*arrays: Any) -> Any:
@@ -39,6 +39,14 @@ def reshaped(array: Any, *shape: int) -> Any:
     if mesh is None:
         return array.reshape(shape)
     return lax.reshape(array, shape, out_sharding=NamedSharding(mesh, PartitionSpec()))
+
+
+def everywhere(array: Any) -> Any:
+    """The whole array on every device, if it lies on a mesh with explicit axes."""
+    mesh = explicit_mesh(array)
+    if mesh is None:
+        return array
+    return jax.sharding.reshard(array, NamedSharding(mesh, PartitionSpec()))
 
 
 @contextlib.contextmanager

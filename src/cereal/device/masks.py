@@ -1,4 +1,4 @@
-"""Masks of full batches, for batches that are only moved to the device.
+"""Masks that are combined; and masks of full batches, for batches that are only moved.
 
 A program that makes a batch also makes its mask. If no program makes the batch, moving a mask to a
 GPU would cost 80 µs more. So many masks are made in one call, ahead of time. Each mask is handed
@@ -29,6 +29,20 @@ def _full(lanes: tuple[int, ...]) -> list[Any]:
 @lru_cache(maxsize=64)
 def _full_over(lanes: tuple[int, ...], sharding: Any) -> Any:
     return jax.jit(lambda: _full(lanes), out_shardings=sharding)
+
+
+def both(one: Any, other: Any) -> Any:
+    """Where both masks are True. One may be finer: it has a mask inside of each element.
+
+    [B] and [B, T]  ->  [B, T]
+    """
+    one, other = with_axes(one, other.ndim), with_axes(other, one.ndim)
+    return one & other
+
+
+def with_axes(mask: Any, ndim: int) -> Any:
+    """The mask with as many axes, those at the end of length 1, so that it broadcasts."""
+    return mask.reshape(mask.shape + (1,) * (ndim - mask.ndim))
 
 
 class FullMasks:

@@ -218,11 +218,14 @@ def _padded(leaves: Any, mask: Any, spec: Spec, traits: Any) -> tuple[int, ...]:
     for axis, size in enumerate(lanes):
         parts = math.lcm(*(_parts(sharding, axis) for sharding in (*aligned, mask)))
         if size % parts and traits.remainder != "pad":
+            padded = (
+                f" Or write `BatchTransform({size}, pad_last_batch=True)`: then batches are "
+                f"padded, and the mask says where."
+            )
             raise PipelineError(
                 f"{_OWNER}: a batch of {size} cannot be divided into {parts} equal parts over "
                 f"{axes_in_words(mask.mesh)}; the nearest sizes that can are "
-                f"{multiples_near(size, parts)}. Or write `BatchTransform({size}, "
-                f"pad_last_batch=True)`: then batches are padded, and the mask says where."
+                f"{multiples_near(size, parts)}.{'' if traits.drawn else padded}"
             )
         made.append(-(-size // parts) * parts)
     if tuple(made) != lanes and traits.mask_shape[: len(lanes)] != lanes:

@@ -17,7 +17,7 @@ from .words import pack, worth_packing
 def as_device(device: Any, owner: str) -> Any:
     """Reads "cpu", "gpu:1", a device or a sharding; None is the default device."""
     if device is None:
-        return jnp.zeros(()).devices().pop()  # the device that `jax.default_device` says
+        return _default_device()
     if isinstance(device, jax.Device | jax.sharding.Sharding):
         return device
     if not isinstance(device, str):
@@ -33,6 +33,13 @@ def as_device(device: Any, owner: str) -> Any:
         raise PipelineError(
             f"{owner}: there is no device {device!r}; this process has {', '.join(known)}."
         ) from error
+
+
+def _default_device() -> Any:
+    """The one that `jax.default_device` says; if the user has set a mesh, one of its devices."""
+    found = jnp.zeros(()).devices()  # JAX's own set, which must not be changed
+    here = [device for device in found if device.process_index == jax.process_index()]
+    return min(here or jax.local_devices(), key=lambda device: device.id)
 
 
 def settle(array: Any) -> Any:

@@ -51,26 +51,47 @@ class Latest:
 compiled = Latest()
 
 
-def compiled_once(key: Hashable, traced: Traced, run: Callable[..., Any]) -> Callable[..., Any]:
+def compiled_once(
+    key: Hashable, traced: Traced, run: Callable[..., Any], donate: tuple[int, ...] = ()
+) -> Callable[..., Any]:
     """`run`, compiled. It calls `traced`, and depends on nothing else that is not in `key`."""
-    make = lambda: jax.jit(lambda *args: run(*args))  # noqa: E731
+    make = lambda: jax.jit(lambda *args: run(*args), donate_argnums=donate)  # noqa: E731
     return make() if traced.meaning is None else compiled.get(key, make)
 
 
 class TracedAgain:
-    """A function that is traced once for each kind of arguments, while this object lives."""
+    """A function that is traced once for each kind of arguments, while this object lives.
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self._fn = fn
+    `donate_first`: the program may overwrite the arrays of the first argument.
+    """
+
+    def __init__(self, fn: Callable[..., Any], *, donate_first: bool = False) -> None:
+        self._fn, self._donate_first = fn, donate_first
         self._traced: dict[Hashable, tuple[Any, list[Any]]] = {}
 
     def __call__(self, *args: Any) -> Any:
+        run, given = self.prepared(*args)
+        return run(*given)
+
+    def prepared(self, *args: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The compiled program, and what to call it with."""
         leaves, kind = jax.tree.leaves(args), kind_of(args)
         if kind not in self._traced:
             traced, arrays = trace(self._fn, *args, compiled_only=eager())
-            self._traced[kind] = compiled_once(traced, traced, traced), arrays
+            if self._donate_first:
+                run = compiled_once(("donated", traced), traced, _of_two(traced), donate=(1,))
+            else:
+                run = compiled_once(traced, traced, traced)
+            self._traced[kind] = run, arrays
         run, arrays = self._traced[kind]
-        return run(arrays, leaves)
+        if not self._donate_first:
+            return run, (arrays, leaves)
+        first = len(jax.tree.leaves(args[:1]))
+        return run, (arrays, leaves[:first], leaves[first:])
+
+
+def _of_two(traced: Traced) -> Callable[..., Any]:
+    return lambda arrays, first, others: traced(arrays, [*first, *others])
 
 
 def kind_of(values: Any) -> Hashable:

@@ -157,7 +157,11 @@ def with_arrays(source: N, change: Callable[[Any], Any]) -> N:
 
 def current(source: N, state: Any, *, thorough: bool = True) -> N:
     """The pipeline with its functions as they are now; pass `thorough` before many steps."""
-    source = with_code(source, state, thorough=thorough)
+    return with_current_stages(with_code(source, state, thorough=thorough))
+
+
+def with_current_stages(source: N) -> N:
+    """The same for the stages alone, which need no state."""
     fields: Any = source.__dict__
     source = fields.get("_current", source)
     stages = source.__dict__.get("_traced_stages")

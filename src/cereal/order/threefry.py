@@ -15,6 +15,7 @@ words are for; counters for different uses are never equal:
     key of a part          counter (number, PART): of a source that is joined with others
     key of a purpose       counter (salt, purpose): DRAW, MIX, BLOCK; then counters of its own
     key of an environment  counter (number, 0), under the key of ROLLOUT; then counters of its own
+    key of a buffer        counter (number, REPLAY); then counters of its own
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ DRAW = np.uint32(0x4400_0000)
 MIX = np.uint32(0x4D00_0000)
 BLOCK = np.uint32(0x4200_0000)
 ROLLOUT = np.uint32(0x5200_0000)
+REPLAY = np.uint32(0x4500_0000)
 
 
 def _in_jax(key: tuple[Words, Words], counter: tuple[Words, Words]) -> tuple[Words, Words]:

@@ -32,6 +32,7 @@ from ..device.placement import (
 )
 from ..device.placement import place as place
 from ..device.transfer import hand_over, sent, to_device, to_host
+from ..functions.packed import packed
 from ..functions.traced_stage import current
 from ..host.callbacks import raise_kept, raising
 from ..host.host_data import HostData, identity_on_host
@@ -49,8 +50,7 @@ if TYPE_CHECKING:
 _LARGE, _LARGE_ON_CPU = 1 << 18, 1 << 20  # bytes, from which on `device_put` is the quicker way
 
 
-@partial(jax.jit, static_argnames="n")
-def _in_program(source: Source[Any], state: Any, n: int | None) -> tuple[Any, Any, Any]:
+def _step_of(source: Source[Any], state: Any, n: int | None) -> tuple[Any, Any, Any]:
     values, mask, state = source._step(state) if n is None else source._step_many(state, n)
     placement = source.traits.placement
     if is_spread(placement):  # all at once, since a process cannot move arrays of other processes
@@ -58,6 +58,13 @@ def _in_program(source: Source[Any], state: Any, n: int | None) -> tuple[Any, An
         if isinstance(state, PipelineState):  # every process reads the words
             state = state.replaced(place(state.words, placement.everywhere))
     return values, mask, state
+
+
+_in_program = jax.jit(_step_of, static_argnames="n")
+run_in_place = jax.jit(
+    lambda source, state: packed(_step_of(source, state, None)), donate_argnums=1
+)
+"""A step of a stream, compiled and packed; it overwrites the state that it gets."""
 
 
 @partial(jax.jit, static_argnames=("remainder", "steps"))
@@ -283,6 +290,11 @@ def elements_at(source: Any, indices: np.ndarray) -> list[Any]:
         values, mask = jax.tree.map(lambda x: np.array(x, copy=True), made)  # torch writes into it
         found = [jax.tree.map(lambda x, at=at: x[at], values) for at in range(len(indices))]
         left_out = [not each.all() for each in mask]
+    if any(left_out) and source.traits.mask_shape:
+        raise UsageError(
+            f"{source._label}: element {indices[left_out.index(True)]} has padding, and a dataset "
+            f"of another library has no masks; pass `pad=False` to the source."
+        )
     if any(left_out):
         raise UsageError(
             f"{source._label}: element {indices[left_out.index(True)]} is filtered out, and a "

@@ -37,11 +37,15 @@ class Traits:
 
     # A step
     lanes: tuple[int, ...] = ()  # its leading axes: () for one element, (128,) for a batch
-    mask_shape: tuple[int, ...] = ()  # `lanes`, unless a stage masks something finer
+    mask_shape: tuple[int, ...] = ()  # `lanes`; longer if something finer is masked
     callbacks: tuple[Any, ...] = ()  # Python functions that it runs exactly once, in order
     light: bool = False  # it is quick to compile: a program may contain many steps
     placement: Any = None  # the device or sharding that batches go to; None: where they are
-    masks: bool = False  # a stage changes masks, so the position alone does not give the mask
+    masks: bool = False  # masks are changed, so the position alone does not give the mask
+    envs: tuple[int, ...] | None = None  # of rollouts: the axes of environments, after `lanes`
+    drawn: bool = False  # of a stream: steps come from a buffer or shuffled, and do not follow on
+    in_place: bool = False  # its state is large, and programs should change it in place
+    pinned: bool = False  # a part of its state lies in host memory, beside one device
 
     # The order of the data
     length: int = 0  # elements in an epoch
@@ -60,6 +64,7 @@ class Traits:
     fixed: bool = True  # an index stands for the same element in every epoch
     once: bool = True  # no two indices stand for one element of the data
     overlap: int = 0  # if elements share data: the smallest stride at which they would not
+    windows: bool = False  # an element is a row of steps itself
 
     # What Python reads
     host: bool = False  # Python reads data below, outside of compiled programs
@@ -107,18 +112,32 @@ class Traits:
             "light": all(part.light for part in parts),
             "placement": _one_place(parts),
             "masks": any(part.masks for part in parts),
+            "mask_shape": _one_mask(parts),
             "random_stages": max(part.random_stages for part in parts),
             "keyed": any(part.keyed for part in parts),
             "varies": any(part.varies for part in parts),
             "fixed": all(part.fixed for part in parts),
             "once": all(part.once for part in parts),
             "overlap": max(part.overlap for part in parts),
+            "windows": any(part.windows for part in parts),
             "host": any(part.host for part in parts),
             "by_python": all(part.by_python for part in parts),
             "masks_on_host": any(part.masks_on_host for part in parts),
             "quick": all(part.quick for part in parts),
             "ahead": max(part.ahead for part in parts),
         }
+
+
+def _one_mask(parts: Sequence[Traits]) -> tuple[int, ...]:
+    """The shape of masks: the finest, if the others are masks of whole elements."""
+    found = {part.mask_shape for part in parts} - {()}
+    if len(found) > 1:
+        shapes = " and ".join(str(list(shape)) for shape in sorted(found)[:2])
+        raise PipelineError(
+            f"the parts of a combined source have masks of different shapes, {shapes}; cut all of "
+            f"them into windows of one length."
+        )
+    return next(iter(found), ())
 
 
 def _one_place(parts: Sequence[Traits]) -> Any:

@@ -120,7 +120,7 @@ class WindowSource(HostIndexed[Any]):
         whole = self.context + self.predict
         overlap = whole if self.stride < whole else 0
         return self._describe_as(
-            host=host, by_python=True, wide=host, light=not host, overlap=overlap
+            host=host, by_python=True, wide=host, light=not host, overlap=overlap, windows=True
         )
 
     def _as_host(self) -> WindowSource:

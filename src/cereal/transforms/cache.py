@@ -18,6 +18,7 @@ from ..cache.elements import chunks_of, read_elements
 from ..cache.name import Named, check_version
 from ..cache.store import CacheStore
 from ..device.explicit_axes import explicit_mesh
+from ..device.masks import both
 from ..host.element_spec import check_arrays
 from ..order.ordering import Order
 from ..order.permutation import MAX_TRACED
@@ -103,12 +104,13 @@ class CacheTransform(Transform[Any, Any]):
             store = CacheStore(upstream, Named(self.folder, self.version, self._label))
             known = _kept_traits(upstream.traits)
             cached = Cached(store, upstream._order, store.spec, len(upstream), self._label, known)
-        return _WithMask()(cached) if upstream.traits.masks else cached
+        masks, shape = upstream.traits.masks, upstream.traits.mask_shape
+        return _WithMask(shape)(cached) if masks else cached
 
 
 def _kept_traits(above: Traits) -> Kept:
     """The traits that a cache takes over from the stages before it."""
-    names = ("path", "once", "overlap", "placement")
+    names = ("path", "once", "overlap", "windows", "placement")
     return tuple((name, getattr(above, name)) for name in names)
 
 
@@ -263,10 +265,16 @@ class _WithMask(Stage[Any, Any]):
 
     traits: ClassVar[StageTraits] = StageTraits(changes_mask=True)
 
+    shape: tuple[int, ...] = static_field()  # of the mask of an element
+
     @property
     def _label(self) -> str:
         return "cached masks"
 
+    def mask_shape(self, before: tuple[int, ...], spec: Spec) -> tuple[int, ...]:
+        del spec
+        return (*before, *self.shape)
+
     def apply(self, values: Any, mask: Any, keys: Any, lanes: tuple[int, ...]) -> tuple[Any, Any]:
         del keys, lanes
-        return values[0], mask & values[1]
+        return values[0], both(mask, values[1])

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 import jax
 
 from ..base.pytree import pytree_dataclass, set_fields
+from ..device.masks import both
 from ..functions.function import Function, as_decision, as_function
 from ..pipeline.source import Source
 from ..pipeline.stage import Stage
@@ -50,7 +51,7 @@ class FilterTransform(Stage[Any, Any]):
         fn: Callable[..., Any] = lambda element: as_decision(self.fn(element), self._label)  # noqa: E731
         for _ in lanes:
             fn = jax.vmap(fn)
-        return values, mask & fn(values)
+        return values, both(mask, fn(values))
 
     def __call__(self, source: Source[T]) -> Source[T]:
         return super().__call__(source)

@@ -98,13 +98,13 @@ class TimeSeriesBatchTransform(Stage[Any, Any]):
                 f"{self._label}: batches have a key {self.sequence_start_key!r} already; choose "
                 f"another `sequence_start_key`."
             )
-        if mask.shape != lanes:
+        if mask.shape not in (lanes, (*lanes, moments)):
             raise PipelineError(
                 f"{self._label}: the mask is one of moments already, of shape {mask.shape}; pack "
                 f"once."
             )
         count = math.prod(lanes)
-        real = jnp.repeat(mask.reshape(count), moments)
+        real = jnp.repeat(mask.reshape(count), moments) if mask.shape == lanes else mask.reshape(-1)
         starts = real & jnp.asarray(np.arange(count * moments) % moments == 0)
         packed = sequence.reshape(count * moments, features)
         return {**values, self.sequence_key: packed, self.sequence_start_key: starts}, real

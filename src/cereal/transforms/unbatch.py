@@ -15,7 +15,7 @@ from ..order.ordering import Order
 from ..order.rows import Rows
 from ..pipeline.pipeline import Pipeline, before_last, root_of
 from ..pipeline.placed import Batching
-from ..pipeline.positional import IndexedSource
+from ..pipeline.positional import IndexedSource, Positional
 from ..pipeline.source import Mask, Source, check_source
 from ..pipeline.stage import Transform
 from ..pipeline.stream_stages import StreamWrapper
@@ -127,7 +127,8 @@ class Unstacked(OverMembers[T_co]):
         return (self.source,)
 
     def _describe(self) -> Traits:
-        known = {**self._merged(), "light": False, "by_python": False}
+        known = {**self._merged(), "light": False, "by_python": False, "windows": False}
+        known["mask_shape"] = known["mask_shape"][1:]
         return self._describe_as(path=("unstacked {}", self.source.traits.path), **known)
 
     def _route(self, rows: Rows) -> Rows:
@@ -145,7 +146,10 @@ class Unstacked(OverMembers[T_co]):
         rows = self._route(rows) if rows.below is None else rows
         values, mask = self.source._read(rows.below.replaced(key=rows.key))
         which = rows.index % np.int32(self.size)
-        return jax.vmap(lambda value, k: jax.tree.map(lambda x: x[k], value))(values, which), mask
+        if self.source.traits.mask_shape:  # one of its own for each row of an element
+            values = (values, mask)
+        found = jax.vmap(lambda value, k: jax.tree.map(lambda x: x[k], value))(values, which)
+        return found if self.source.traits.mask_shape else (found, mask)
 
 
 @pytree_dataclass
@@ -171,13 +175,21 @@ class UnbatchedStream(StreamWrapper[T_co]):
 
     def _describe(self) -> Traits:
         below = self.source.traits
+        shuffled = isinstance(self.source, Positional) and self.source._order.random
         return Traits(
             lanes=below.lanes[1:],
             mask_shape=below.mask_shape[1:],
             callbacks=below.callbacks,
             light=below.light,
             placement=below.placement,
+            masks=below.masks or below.remainder == "pad",
+            envs=below.envs,
+            drawn=below.drawn or shuffled,
+            in_place=below.in_place,
+            pinned=below.pinned,
             random=below.random,
+            random_stages=below.random_stages,
+            windows=below.windows,
         )
 
     @property

@@ -122,7 +122,9 @@ def _kept(source: Any, decide: Decide) -> np.ndarray:
 def _kept_of(source: Any, decide: Decide, indices: np.ndarray) -> np.ndarray:
     values, mask = read_elements(source, indices)
     keep = np.asarray(decide(values))
-    return keep if mask is None else keep & np.asarray(mask)
+    if mask is None:
+        return keep
+    return keep & np.asarray(mask).reshape(len(keep), -1).any(axis=1)  # any part of it is real
 
 
 def _cached(source: Any, function: Function, decide: Decide, named: Named) -> np.ndarray:

@@ -116,8 +116,8 @@ def _check_once(source: Any, owner: str) -> None:
     elif source.traits.overlap:
         why = "has windows that overlap"
         fix = (
-            f"write `split_time(source, fractions)`, or cut windows that do not overlap, with "
-            f"`stride={source.traits.overlap}`"
+            f"write `split_time(source, fractions)`, split episodes before, or cut windows that do "
+            f"not overlap, with `stride={source.traits.overlap}` (of episodes, `period=`)"
         )
     else:
         return

@@ -25,6 +25,7 @@ from ...base.capture import any_traced, is_concrete
 from ...base.errors import PipelineError
 from ...base.pytree import pytree_dataclass, set_copy, set_fields, static_field
 from ...base.spec import Spec
+from ...device.masks import with_axes
 from ...order.ordering import Sequential
 from ...order.permutation import MAX_TRACED
 from ...order.rows import Rows
@@ -129,6 +130,7 @@ def _select(here: Any, there: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[
         return values, None
     full = jnp.ones(here.shape, jnp.bool_)
     a, b = (full if mask is None else mask for mask in (there[1], other[1]))
+    a, b = with_axes(a, b.ndim), with_axes(b, a.ndim)  # one may be finer
     return values, choose(a, b)
 
 

@@ -11,6 +11,7 @@ import jax
 from ...base.errors import PipelineError
 from ...base.identity import listed
 from ...base.pytree import pytree_dataclass, set_fields, static_field
+from ...device.masks import both
 from ...order.ordering import Order
 from ...order.rows import Rows
 from ...pipeline.source import Source
@@ -117,7 +118,7 @@ class ZipSource(OverMembers[Any]):
         for source, each in self._below(rows):
             value, real = source._read(each)
             values.append(value)
-            mask = real if mask is None else mask if real is None else mask & real
+            mask = real if mask is None else mask if real is None else both(mask, real)
         return self._tree(values), mask
 
     def _tree(self, parts: list[Any]) -> Any:

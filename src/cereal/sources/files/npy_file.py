@@ -8,6 +8,7 @@ can use the mapped file without a copy.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from pathlib import Path
@@ -75,7 +76,9 @@ class NpyFile:
         self.close()
 
     def close(self) -> None:
-        self._file.close()
+        """Closes the file. If it is not finished, what `sync` has not written may be lost."""
+        with contextlib.suppress(OSError):  # the disk is full, and has said so already
+            self._file.close()
 
 
 def _header_text(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
