@@ -59,7 +59,7 @@ elastic: $(INSTALLED) ## One digest for every number of workers, processes and d
 	$(BIN)/python benchmarks/digest.py --all
 	$(BIN)/python -m benchmarks.digest_hosts --all
 
-test-bridges: .venv-bridges/.installed ## Tests with torch, TensorFlow, Grain, Hugging Face, pandas, Arrow, HDF5, Brax and others, in .venv-bridges
+test-bridges: .venv-bridges/.installed ## Tests with torch, TensorFlow, Grain, Hugging Face, pandas, Arrow, HDF5, Brax, Minari, flashbax and others, in .venv-bridges
 	$(BRIDGES)/python -m pytest --numprocesses 2 --dist worksteal -m bridges tests/bridges
 
 tutorial: .venv-bridges/.installed ## MNIST through cereal and through four other loaders, side by side
@@ -70,7 +70,7 @@ tutorial: .venv-bridges/.installed ## MNIST through cereal and through four othe
 	$(BRIDGES)/pip install --quiet --disable-pip-version-check --editable '.[dev]' '$(TORCH)'
 	$(BRIDGES)/pip install --quiet --disable-pip-version-check --editable '.[dev,bridges]' \
 		tensorflow-cpu brax craftax jumanji
-	$(BRIDGES)/pip install --quiet --disable-pip-version-check --no-deps cyreal==0.2.1 loadax==0.2.1
+	$(BRIDGES)/pip install --quiet --disable-pip-version-check --no-deps cyreal==0.2.1 flashbax==0.1.3 loadax==0.2.1
 	@touch $@
 
 lint: $(INSTALLED) ## Check style and formatting
@@ -86,10 +86,10 @@ bench: pyproject.toml ## Print all figures; the peers are installed in .venv-ben
 	$(BENCH)/pip install --quiet --disable-pip-version-check --editable '.[orbax,rl]' cyreal==0.2.1 pillow
 	-$(BENCH)/pip install --quiet --disable-pip-version-check --editable '.[bridges]' spdl
 	-$(BENCH)/pip install --quiet --disable-pip-version-check tensorflow-cpu
-	-$(BENCH)/pip install --quiet --disable-pip-version-check --no-deps loadax==0.2.1
+	-$(BENCH)/pip install --quiet --disable-pip-version-check --no-deps flashbax==0.1.3 loadax==0.2.1
 	for script in import_time start_up checkpoint captured functions range_check open_cache gather_rows flip_and_crop in_memory combined windows \
 		host_memmap host_small_batches per_element host_photos host_scan processes choosing photos_processes memmap_rate \
-		sharded_assembly sharded_programs share_of_bytes mnist rollouts \
+		sharded_assembly sharded_programs share_of_bytes mnist rollouts replay replay_exact replay_in_place replay_loop offline \
 		convert decode_image tar sqlite stores parquet array_records records huggingface torch_datasets coming_from tutorial; do \
 		$(BENCH)/python benchmarks/$$script.py || exit 1; done
 	$(BENCH)/pip install --quiet --disable-pip-version-check gymnax==0.0.9  # the last that cyreal unpacks

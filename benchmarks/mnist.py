@@ -20,7 +20,7 @@ import numpy as np
 from measure import compare, inverse, machine, report_ratio
 
 from cereal import ArraySampleSource, BatchTransform, DataLoader, MemmapSource, MNISTDataset
-from cereal.datasets.storage import located
+from cereal.datasets.storage import SplitFiles
 
 BATCH = 128
 
@@ -45,7 +45,7 @@ def epoch(loader: DataLoader) -> Any:
 
 def main() -> None:
     print(machine())
-    _, found = located(MNISTDataset.record, "train", None, True, "benchmark")
+    _, found = SplitFiles(MNISTDataset.record, "train", None, True, "benchmark").located()
     with tempfile.TemporaryDirectory() as folder:  # the user's own folder stays as it is
         (Path(folder) / "mnist").mkdir()
         paths = [Path(shutil.copy(path, Path(folder) / "mnist")) for path in found]

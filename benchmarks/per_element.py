@@ -115,6 +115,7 @@ CASES: dict[str, tuple[list[Any], Callable[[], Iterator[Any]]]] = {
 def main() -> None:
     print(machine())
     for name, (stages, elements) in CASES.items():
+        options: Any
         for options in ({"workers": 0}, {}):
             with DataLoader([*stages, BatchTransform(BATCH)], **options) as loader:
                 result = inverse(

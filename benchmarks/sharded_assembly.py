@@ -53,12 +53,13 @@ def by_hand(sharding: Any, array: np.ndarray) -> jax.Array:
 
 def fetched(loader: DataLoader[Any]) -> Rows:
     """The rows of the first step, as the loader reads them: what it makes global arrays of."""
-    rows, _ = loader.running._next_rows(loader.init_state(0).words)
-    return rows
+    running: Any = loader.running
+    return running._next_rows(loader.init_state(0).words)[0]
 
 
 def assembly(loader: DataLoader[Any], sharding: Any, pairs: int) -> None:
-    rows, source = fetched(loader), loader.running
+    rows = fetched(loader)
+    source: Any = loader.running
     deliver, share = Delivery(source, ahead=True), source._share
     batch = jax.tree.leaves(source._untouched(rows).values)[0]
 

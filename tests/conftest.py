@@ -12,6 +12,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -39,6 +40,14 @@ _COMPILED = Path(__file__).parent.parent / ".pytest_cache" / "jax"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# The same for Python's own compiling where nothing may be written beside the sources, as in many
+# containers: without this, every process of the tests compiles JAX and all tests again.
+if sys.dont_write_bytecode:
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = sys.pycache_prefix or str(_COMPILED.with_name("python"))
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+
 _MOST_COMPILED = 30_000  # programs, of about 10 KB; a whole run makes some thousands
 
 # A shell starts background jobs with Ctrl-C ignored, and children would inherit that.

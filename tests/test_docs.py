@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.slowly import quickly
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LONG = [
+    ROOT / "docs" / f"{name}.md" for name in ("all-of-cereal", "many-hosts", "replay")
+]  # for `make slow`
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", quickly(PAGES, *(set(PAGES) - set(LONG))), ids=lambda page: page.name
+)
 @pytest.mark.usefixtures("mnist_is_small", "orbax_threads_end")
 def test_every_python_block_of_the_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -66,7 +66,9 @@ from .pipeline import Source as Source
 from .pipeline import Transform as Transform
 from .preview import preview as preview
 from .reading.records.example import parse_example as parse_example
+from .rl import BufferTransform as BufferTransform
 from .rl import GymnaxSource as GymnaxSource
+from .rl import ReplayTransform as ReplayTransform
 from .sources import ArrayRecordSource as ArrayRecordSource
 from .sources import ArraySampleSource as ArraySampleSource
 from .sources import ArrowSource as ArrowSource

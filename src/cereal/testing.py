@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .base.errors import EpochWarning
+from .base.fitting import canonical, is_numeric
 from .base.spec import Spec, format_spec
 from .loaders.loader import DataLoader
 from .loaders.policy_slot import set_policy_state
@@ -61,14 +62,21 @@ def assert_same(a: Any, b: Any, what: str) -> None:
 
 
 def _host(leaf: Any) -> np.ndarray:
+    if isinstance(leaf, np.ndarray) and is_numeric(leaf.dtype):  # JAX would compile for its shape
+        leaf = leaf.astype(canonical(leaf.dtype))
+        return leaf.astype(np.float32) if _is_narrow(leaf) else leaf
     leaf = jnp.asarray(leaf)
-    if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
+    if _is_narrow(leaf):
         leaf = leaf.astype(jnp.float32)
     return np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
 
 
+def _is_narrow(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
+
+
 def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
 
 
 def _begun(pipeline: Any, key: Any, policy_state: Any) -> Any:
@@ -123,7 +131,12 @@ def _check_many(source: Source[Any], start: Any) -> None:
 
 
 def _stacked(trees: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *map(_fetched, trees))
+
+
+def _fetched(tree: Any) -> Any:
+    """The same leaves in NumPy, which compiles nothing to slice and stack them; keys as words."""
+    return jax.tree.map(lambda x: np.asarray(jax.random.key_data(x) if _is_key(x) else x), tree)
 
 
 def _check_epochs(source: Positional[Any], key: Any) -> None:
@@ -150,9 +163,12 @@ def _check_epochs(source: Positional[Any], key: Any) -> None:
 
 def _check_take(source: IndexedSource[Any]) -> None:
     n = min(len(source), 16)
-    together = source.take(jnp.arange(n, dtype=jnp.int32))
+    together = _fetched(source.take(jnp.arange(n, dtype=jnp.int32)))
+    take: Any = jax.jit(lambda source, indices: source.take(indices))
+    if source.traits.host or source.traits.callbacks:
+        take = lambda source, indices: source.take(indices)  # noqa: E731
     for index in range(n):
-        alone = source.take(jnp.array([index], jnp.int32))
+        alone = _fetched(take(source, jnp.array([index], jnp.int32)))
         one = jax.tree.map(lambda x, i=index: x[i : i + 1], together)
         assert_same(alone, one, f"{source._label}: take([{index}])")
 
@@ -271,10 +287,11 @@ def _check_any_step(loader: DataLoader[Any], key: Any, expected: list[Any]) -> N
         assert_same(loader.batch_at(key, step), pair, f"batch_at({step})")
     keys = jnp.stack([jax.random.key(seed) for seed in range(3)])
     batches, _, masks = jax.vmap(loader.next_batch)(jax.vmap(loader.init_state)(keys))
+    batches, masks = _fetched((batches, masks))
     for lane in range(3):
         alone, _, mask = loader.next_batch(loader.init_state(keys[lane]))
         one = jax.tree.map(lambda x, lane=lane: x[lane], (batches, masks))
-        assert_same(one, (alone, mask), f"vmap, key {lane}")
+        assert_same(one, _fetched((alone, mask)), f"vmap, key {lane}")
 
 
 def _by_steps(next_batch: Any, state: Any, steps: int) -> tuple[list[Any], list[Any]]:
@@ -336,7 +353,7 @@ def _saved(state: Any) -> list[np.ndarray]:
 
 def _restored(like: Any, saved: list[np.ndarray]) -> Any:
     def one(x: Any, found: np.ndarray) -> jax.Array:
-        array = jnp.array(found)
+        array = jax.device_put(found.copy())
         return jax.random.wrap_key_data(array, impl=jax.random.key_impl(x)) if _is_key(x) else array
 
     leaves, structure = jax.tree.flatten(like)

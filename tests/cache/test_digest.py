@@ -75,7 +75,8 @@ def test_the_digest_is_the_same_if_the_file_is(name: str, load: Callable[[str, i
     assert once == again
 
 
-@pytest.mark.parametrize("how", ["imported", pytest.param("run", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["imported", "run"])
 def test_digests_are_the_same_in_every_process_if_the_file_is(how: str) -> None:
     texts = {name: text.replace("VALUE", "1") for name, text in FILES.items()}
     children = [

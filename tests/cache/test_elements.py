@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.slowly import quickly
 
 import cereal
 from cereal.cache import elements
@@ -37,7 +38,9 @@ SOURCES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize(
+    "name", quickly(SOURCES, "arrays", "listed", "a split", "joined", "a cached slice")
+)
 def test_elements_are_what_take_gives(name: str) -> None:
     source = SOURCES[name]()
     for indices in ([0], [39, 0, 39, 7], list(range(1, 20))):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
+from tests.slowly import slowly
 
 import cereal
 from cereal.device import gather
@@ -60,7 +61,9 @@ def test_only_large_batches_of_narrow_rows_of_whole_words_are_gathered_as_words(
     assert not gather._as_words(jnp.zeros((2, 64), jnp.int4), 2 * rows)
 
 
-@pytest.mark.parametrize("data", DATA[:2], ids=lambda data: f"{data.dtype}{data.shape}")
+@pytest.mark.parametrize(
+    "data", [slowly(DATA[0]), DATA[1]], ids=lambda data: f"{data.dtype}{data.shape}"
+)
 def test_pinned_host_memory_serves_next_jit_scan_and_vmap(data: np.ndarray) -> None:
     source = cereal.ArraySampleSource({"x": pinned(data)}, ordering=[4, 0, 4, 9, 1])
     (leaf,) = jax.tree.leaves(source.data)

@@ -85,6 +85,7 @@ def test_flax_resumes_from_its_checkpoint(small_mnist: Any, tmp_path: Path) -> N
     assert main(small_mnist, 2, saved, picture) == straight[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("orbax_threads_end")
 def test_a_stopped_training_ends_with_the_same_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -56,6 +56,7 @@ def test_a_short_training_balances_for_longer_than_chance(
     assert lines == [f"seed  {n}: mean return {results['return'][n]:5.1f}" for n in range(2)]
 
 
+@pytest.mark.slow
 @quick
 def test_a_short_training_of_the_recurrent_policy_draws_its_curve(tmp_path: Path) -> None:
     rnn = example("cartpole_pg_rnn")
@@ -91,6 +92,7 @@ def test_play_counts_whole_episodes() -> None:
     assert float(pg.play(jax.random.key(0), params)) == pytest.approx(expected, abs=0.4)
 
 
+@pytest.mark.slow
 @quick
 def test_training_replays_what_the_recurrent_policy_remembered() -> None:
     """Across segments and episodes; the loss is that of a loop over all steps."""

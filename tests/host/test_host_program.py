@@ -249,6 +249,7 @@ def test_threads_call_one_program_at_the_same_and_at_other_positions(workers: in
         run_all([lambda key=key: job(key) for key in (0, 0, 1, 1, 2, 3)])
 
 
+@pytest.mark.slow
 def test_more_callers_at_once_than_walks_are_remembered() -> None:
     many = read_service._MOST_WALKS + 24
     together = threading.Barrier(many, timeout=GUARD)

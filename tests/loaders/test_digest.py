@@ -8,6 +8,7 @@ import jax
 import pytest
 from benchmarks import digest_hosts
 from benchmarks.digest import GOLDEN, KEY, STEPS, Cell, as_bytes, digest, few_cells
+from tests.slowly import slowly
 
 from cereal import DataLoader
 
@@ -25,13 +26,21 @@ def test_the_golden_digest_of_parts_is_that_of_one_process_without_a_mesh() -> N
     assert found.hexdigest() == digest_hosts.GOLDEN_PARTS
 
 
+def cells_of(processes: int, devices: int) -> list[digest_hosts.Cell]:
+    """They run one after the other, in the same processes."""
+    return [each for each in digest_hosts.few_cells() if each[:2] == (processes, devices)]
+
+
 @pytest.mark.parametrize(
-    "size",
-    [pytest.param((1, 2), marks=pytest.mark.slow), (2, 2)],
-    ids=lambda size: f"{size[0]}x{size[1]}",
+    "cells",
+    [
+        slowly([digest_hosts.Cell(2, 2, "data x seq")]),
+        slowly(cells_of(1, 2)),
+        slowly(cells_of(2, 2)),
+    ],
+    ids=lambda cells: f"{len(cells)} of {cells[0][0]}x{cells[0][1]}",
 )
-def test_every_mesh_over_processes_has_the_golden_digest(size: tuple[int, int]) -> None:
-    cells = [cell for cell in digest_hosts.few_cells() if cell[:2] == size]
+def test_every_mesh_over_processes_has_the_golden_digest(cells: list[digest_hosts.Cell]) -> None:
     for cell, found in digest_hosts.run_cells(cells).items():
         assert found == digest_hosts.GOLDENS[cell.pipeline], cell
 

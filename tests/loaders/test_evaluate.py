@@ -115,7 +115,7 @@ def test_if_nothing_counts_the_mean_is_not_a_number() -> None:
     assert all(np.isnan(value) for value in found.values())
 
 
-@pytest.mark.parametrize("n", [8, 11])
+@pytest.mark.parametrize("n", [pytest.param(8, marks=pytest.mark.slow), 11])
 @pytest.mark.filterwarnings("ignore:.*is larger than the data")
 def test_folds_under_vmap_count_their_own_elements(n: int) -> None:
     def means(fold: Any) -> Any:

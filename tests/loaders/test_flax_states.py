@@ -110,6 +110,7 @@ def test_a_users_own_state_is_written_too() -> None:
     assert back.name == "here"
 
 
+@pytest.mark.slow  # a process
 def test_it_does_not_matter_who_is_imported_first_and_flax_is_not_imported_by_cereal() -> None:
     script = """
         import sys, numpy as np, cereal

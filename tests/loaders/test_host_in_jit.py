@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from tests.slowly import slowly
 
 import cereal
 from cereal import (
@@ -315,7 +316,7 @@ def losses(loader: Loader, state: Any, wrap: Callable[..., Any]) -> Callable[...
     return loss
 
 
-@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("jitted", [slowly(False), True])
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint], ids=["plain", "remat"])
 def test_gradients_are_those_over_plain_data(wrap: Callable[..., Any], jitted: bool) -> None:
     with make() as loader:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.compilations import compilations
+from tests.slowly import slowly
 
 import cereal
 from cereal import (
@@ -99,7 +100,7 @@ def test_combined_files_give_what_combined_arrays_give(name: str, folder: Path) 
         assert_same(inside(mine, mine.init_state(3)), expected[0][0], f"{name}, under jit")
 
 
-@pytest.mark.parametrize("name", ["mix", "zip"])
+@pytest.mark.parametrize("name", ["mix", slowly("zip")])
 def test_a_file_beside_an_array_gives_what_two_arrays_give(name: str, folder: Path) -> None:
     make = COMBINED[name]
     theirs = some(DataLoader([make(A, B), BatchTransform(4)]))
@@ -135,7 +136,7 @@ def test_a_part_that_repeats_elements_is_not_split_in_files_either(folder: Path)
                 cereal.split(ConcatSource([part, apart(b)]), (0.5, 0.5))
 
 
-@pytest.mark.parametrize("in_file", [False, True])
+@pytest.mark.parametrize("in_file", [slowly(False), True])
 def test_batching_twice_is_batching_once_and_reshaping(in_file: bool, folder: Path) -> None:
     parts = [mapped(data, folder) if in_file else data for data in (A, B)]
     both = ConcatSource([windows(part) for part in parts], ordering="shuffle")

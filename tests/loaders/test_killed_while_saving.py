@@ -48,7 +48,8 @@ def finished(folder: Path) -> set[int]:
     return {int(path.name) for path in folder.iterdir() if path.name.isdigit()}
 
 
-@pytest.mark.parametrize("how", ["between", pytest.param("late", marks=pytest.mark.slow)])
+@pytest.mark.slow  # processes
+@pytest.mark.parametrize("how", ["between", "late"])
 def test_killed_between_the_two_writes_it_goes_on_from_the_step_before(
     how: str, straight: list[str], tmp_path: Path
 ) -> None:

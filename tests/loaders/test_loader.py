@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.slowly import quickly, slowly
 
 import cereal
 from cereal import (
@@ -61,7 +62,12 @@ def images(n: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("remainder", REMAINDERS)
 @pytest.mark.parametrize(
     ("n", "batch", "ordering"),
-    [(10, 4, "sequential"), (6, 1, "sequential"), (1, 1, "sequential"), (7, 3, "reversed")],
+    [
+        slowly(10, 4, "sequential"),
+        slowly(6, 1, "sequential"),
+        (1, 1, "sequential"),
+        (7, 3, "reversed"),
+    ],
 )
 def test_all_ways_to_run_agree_and_resume(
     n: int, batch: int, ordering: str, remainder: str
@@ -87,7 +93,7 @@ def test_shuffled_runs_agree_and_resume(n: int, batch: int, remainder: str) -> N
 
 
 @pytest.mark.parametrize("remainder", ["wrap", "pad"])
-@pytest.mark.parametrize(("n", "batch"), [(1, 4), (3, 11)])
+@pytest.mark.parametrize(("n", "batch"), [slowly(1, 4), (3, 11)])
 @pytest.mark.filterwarnings("ignore:.*is larger than the data")
 def test_a_batch_larger_than_the_data_agrees_and_resumes(
     n: int, batch: int, remainder: str
@@ -119,7 +125,9 @@ STAGES: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize(
+    "stages", quickly(STAGES, "no batching", "batch of batches", "random after", "mask")
+)
 def test_pipelines_agree_and_resume(stages: str) -> None:
     loader = DataLoader([ArraySampleSource(images(10), "sequential"), *STAGES[stages]])
     check_loader(loader)
@@ -270,6 +278,7 @@ def test_a_pickle_holds_the_data_once() -> None:
     assert len(pickle.dumps(loader)) < 110_000
 
 
+@pytest.mark.slow  # a process
 def test_a_loader_with_lambdas_travels_to_another_process(tmp_path: Path) -> None:
     loader = pipeline()
     path = tmp_path / "loader.pickle"

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.counter import Counter
 from tests.rl.corridor import ONE, walk
+from tests.slowly import quickly
 
 import cereal
 from cereal import (
@@ -199,9 +200,12 @@ def elements(batches: Any, count: int) -> list[float]:
     return [float(x) for batch, mask in taken(batches, count) for x in batch[mask]]
 
 
-@pytest.mark.parametrize("make", [numbers, disk])
+SIZES = [(4, 3), (3, 11), (5, 1), (2, N)]
+OTHER = quickly(itertools.product([numbers, disk], SIZES), (disk, SIZES[0]), (numbers, SIZES[1]))
+
+
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("sizes", [(4, 3), (3, 11), (5, 1), (2, N)])
+@pytest.mark.parametrize(("make", "sizes"), OTHER)
 def test_another_batch_size_loses_and_repeats_nothing(
     make: Any, rule: str, sizes: tuple[int, int]
 ) -> None:

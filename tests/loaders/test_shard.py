@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.slowly import quickly, slowly
 
 import cereal
 from cereal import (
@@ -42,9 +44,15 @@ MIXED = [MapTransform(lambda b: {**b, "x": b["x"] - b["y"].max()})]
 ON_HOST = [HostMapTransform(lambda b: {**b, "x": b["x"] - b["y"].max()})]
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("stages", ["alone", "before"])
+@pytest.mark.parametrize(
+    ("stages", "name", "count"),
+    quickly(
+        itertools.product(["alone", "before"], SOURCES, [1, 2, 4]),
+        ("alone", "function", 2),
+        ("before", "function", 4),
+        ("before", "arrays", 1),
+    ),
+)
 def test_parts_make_the_batch(name: str, stages: str, count: int) -> None:
 
     batch = [BatchTransform(7 if count > 1 else 8, pad_last_batch=True)]
@@ -132,7 +140,7 @@ def test_jax_in_one_process_is_all_of_it() -> None:
     assert next(iter(DataLoader(made, shard="jax")))[0].tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("size", [8, 9])
+@pytest.mark.parametrize("size", [slowly(8), 9])
 def test_parts_of_packed_sequences(size: int) -> None:
     def loader(**options: Any) -> Any:
         windows = cereal.WindowSource(np.arange(60.0), 5, predict=2, ordering="shuffle")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from tests.slowly import quickly, slowly
 
 import cereal
 from cereal import (
@@ -30,11 +31,6 @@ from cereal import (
 N, WIDTH, STEPS = 60, 8, 10
 ROWS = {"x": np.arange(N * WIDTH, dtype=np.int32).reshape(N, WIDTH), "y": np.arange(N)}
 KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
-
-
-def slowly(value: Any) -> Any:
-    """A parameter for `make slow`."""
-    return pytest.param(value, marks=pytest.mark.slow)
 
 
 def mesh_of(kind: str = "auto", shape: tuple[int, ...] = (2, 2)) -> Any:
@@ -86,12 +82,21 @@ def keep(carry: Any, batch: Any, mask: Any) -> Any:
     return carry + batch["y"].sum(), (batch, mask)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "spec", [P("data", "model"), slowly(P("data")), slowly(P(("data", "model")))], ids=str
 )
 @pytest.mark.parametrize("stages", ["random", slowly("none"), slowly("of batches")])
-@pytest.mark.parametrize("name", ["function", "arrays", "memory map"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        slowly("function", "explicit"),
+        ("arrays", "auto"),
+        slowly("memory map", "auto"),
+        slowly("function", "auto"),
+        slowly("arrays", "explicit"),
+        slowly("memory map", "explicit"),
+    ],
+)
 def test_batches_are_those_of_a_loader_without_a_mesh(
     tmp_path: Path, name: str, stages: str, spec: P, kind: str
 ) -> None:
@@ -119,8 +124,15 @@ def check_places(loader: DataLoader[Any], found: Any) -> None:
         assert array.sharding.is_equivalent_to(spec.sharding, array.ndim), array.sharding
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["function", "arrays"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("arrays", "explicit"),
+        slowly("function", "auto"),
+        slowly("function", "explicit"),
+        slowly("arrays", "auto"),
+    ],
+)
 @pytest.mark.parametrize("stages", ["random", slowly("none")])
 def test_scans_and_evaluation_are_spread(tmp_path: Path, name: str, stages: str, kind: str) -> None:
     pipeline = [source_of(name, tmp_path), BatchTransform(12), *STAGES[stages]]
@@ -154,7 +166,7 @@ def test_in_your_own_jit_batches_stay_where_they_belong(kind: str) -> None:
         check_same(pair, wanted, 12)
 
 
-@pytest.mark.parametrize("name", ["function", "arrays"])
+@pytest.mark.parametrize("name", [slowly("function"), "arrays"])
 def test_no_surprise_transfers(tmp_path: Path, name: str) -> None:
     pipeline = [source_of(name, tmp_path), BatchTransform(12), *STAGES["random"]]
     loader = DataLoader(pipeline, sharding=(mesh_of(), "data"))
@@ -186,7 +198,7 @@ def test_a_number_for_the_whole_batch_is_on_every_device() -> None:
     assert (int(batch["total"]), batch["total"].is_fully_replicated) == (6, True)
 
 
-@pytest.mark.parametrize("name", ["function", "arrays", "memory map"])
+@pytest.mark.parametrize("name", ["function", slowly("arrays"), "memory map"])
 def test_micro_batches_are_divided_along_the_batch(tmp_path: Path, name: str) -> None:
     source, mesh = source_of(name, tmp_path / "rows"), mesh_of(shape=(4,))
     pipeline = [source, BatchTransform(8), BatchTransform(3)]
@@ -202,7 +214,7 @@ def test_micro_batches_are_divided_along_the_batch(tmp_path: Path, name: str) ->
         np.testing.assert_array_equal(batch["x"], ours["x"])
 
 
-@pytest.mark.parametrize("predict", [0, 4])
+@pytest.mark.parametrize("predict", [slowly(0), 4])
 def test_windows_of_a_memory_map_are_divided_along_time(tmp_path: Path, predict: int) -> None:
     path = tmp_path / "tokens.npy"
     np.save(path, np.arange(400, dtype=np.uint16))
@@ -220,27 +232,35 @@ def test_windows_of_a_memory_map_are_divided_along_time(tmp_path: Path, predict:
         jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
-def test_combined_sources_are_spread_like_any_other() -> None:
-    one, two = (ArraySampleSource({"y": np.arange(n) + 100 * n}) for n in (20, 40))
-    files = [DiskSampleSource(n, lambda i, n=n: {"y": np.int32(i + 100 * n)}) for n in (20, 40)]
-    weights = cereal.WeightedSampling(np.arange(1.0, N + 1))
-    sources = [
-        cereal.MixSource([one, two], weights=(3, 1)),
-        cereal.MixSource(files, weights=(3, 1)),
-        DiskSampleSource(N, read, ordering=weights),
-        DiskSampleSource(N, read, ordering=cereal.ClassBalanced(ROWS["y"] % 7)),
-        cereal.split(DiskSampleSource(N, read), (0.7, 0.3))[0],
-    ]
-    for source in sources:
-        plain = DataLoader([source, BatchTransform(8)])
-        loader = DataLoader([source, BatchTransform(8)], sharding=(mesh_of(), "data"))
-        pairs = itertools.zip_longest(
-            loader.iterate(loader.init_state(5), steps=12),
-            plain.iterate(plain.init_state(5), steps=12),
-        )
-        for found, wanted in pairs:
-            check_same(found, wanted, 8)
-        loader.close()
+def numbers_from(n: int) -> Any:
+    return DiskSampleSource(n, lambda i: {"y": np.int32(i + 100 * n)})
+
+
+COMBINED: dict[str, Any] = {
+    "mixed arrays": lambda: cereal.MixSource(
+        [ArraySampleSource({"y": np.arange(n) + 100 * n}) for n in (20, 40)], weights=(3, 1)
+    ),
+    "mixed files": lambda: cereal.MixSource([numbers_from(20), numbers_from(40)], weights=(3, 1)),
+    "weighted": lambda: DiskSampleSource(
+        N, read, ordering=cereal.WeightedSampling(np.arange(1.0, N + 1))
+    ),
+    "balanced": lambda: DiskSampleSource(N, read, ordering=cereal.ClassBalanced(ROWS["y"] % 7)),
+    "split": lambda: cereal.split(DiskSampleSource(N, read), (0.7, 0.3))[0],
+}
+
+
+@pytest.mark.parametrize("kind", quickly(COMBINED, "mixed files", "balanced"))
+def test_combined_sources_are_spread_like_any_other(kind: str) -> None:
+    source = COMBINED[kind]()
+    plain = DataLoader([source, BatchTransform(8)])
+    loader = DataLoader([source, BatchTransform(8)], sharding=(mesh_of(), "data"))
+    pairs = itertools.zip_longest(
+        loader.iterate(loader.init_state(5), steps=12),
+        plain.iterate(plain.init_state(5), steps=12),
+    )
+    for found, wanted in pairs:
+        check_same(found, wanted, 8)
+    loader.close()
 
 
 def test_a_state_goes_on_with_any_mesh_and_without_one() -> None:
@@ -259,7 +279,7 @@ def test_a_state_goes_on_with_any_mesh_and_without_one() -> None:
         check_same(pair, want, 8)
 
 
-@pytest.mark.parametrize("name", ["function", "arrays"])
+@pytest.mark.parametrize("name", [slowly("function"), "arrays"])
 def test_a_state_of_another_mesh_goes_on_in_every_way(tmp_path: Path, name: str) -> None:
     pipeline = [source_of(name, tmp_path), BatchTransform(12)]
     first = DataLoader(pipeline, sharding=(mesh_of(), "data"))
@@ -297,6 +317,7 @@ def test_ahead_of_time_compilation() -> None:
     assert (plain["y"].shape, mask.shape, plain["y"].sharding) == ((8,), (8,), None)
 
 
+@pytest.mark.slow
 def test_worker_processes_read_a_part_of_a_row(tmp_path: Path) -> None:
     source = source_of("memory map", tmp_path / "rows")
     pipeline = [source, BatchTransform(8)]
@@ -311,8 +332,16 @@ def test_worker_processes_read_a_part_of_a_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("compiled_anew")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("spec", [P("data"), P("data", "model")], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        slowly("auto", P("data", "model")),
+        ("explicit", P("data")),
+        slowly("auto", P("data")),
+        slowly("explicit", P("data", "model")),
+    ],
+    ids=str,
+)
 def test_data_that_is_itself_spread_over_the_mesh(kind: str, spec: P) -> None:
     mesh = mesh_of(kind)
     images = np.arange(64 * 8 * 8, dtype=np.uint32).reshape(64, 8, 8).astype(np.uint8)

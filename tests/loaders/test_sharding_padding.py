@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from tests.slowly import slowly
 
 from cereal import BatchTransform, DataLoader, DiskSampleSource, HostMapTransform, MapTransform
 
@@ -46,16 +47,13 @@ def check(stages: list[Any], mesh: Any, way: Any) -> None:
         np.testing.assert_array_equal(np.asarray(array)[inside], want[name])
 
 
-SLOW = pytest.mark.slow
-WAYS = [by_iterate, pytest.param(by_next_batch, marks=SLOW), by_scan_epoch]
+WAYS = [by_iterate, slowly(by_next_batch), by_scan_epoch]
 # 10 lanes are padded to 12.
-TABLES = [(), (12,), pytest.param((13,), marks=SLOW), pytest.param((12, 5), marks=SLOW), (5,)]
+TABLES = [(), (12,), slowly((13,)), slowly((12, 5)), (5,)]
 
 
-@pytest.mark.parametrize(
-    "mesh", [MESH, pytest.param(EXPLICIT, marks=SLOW)], ids=["auto", "explicit"]
-)
-@pytest.mark.parametrize("stages", [[], [DOUBLE]], ids=["no stage", "a stage"])
+@pytest.mark.parametrize("mesh", [MESH, slowly(EXPLICIT)], ids=["auto", "explicit"])
+@pytest.mark.parametrize("stages", [slowly([]), [DOUBLE]], ids=["no stage", "a stage"])
 @pytest.mark.parametrize("shape", TABLES, ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_arrays_of_a_whole_batch_are_as_they_were(
@@ -66,10 +64,8 @@ def test_arrays_of_a_whole_batch_are_as_they_were(
     check([BatchTransform(10, pad_last_batch=True), with_table, *stages], mesh, way)
 
 
-@pytest.mark.parametrize(
-    "mesh", [MESH, pytest.param(EXPLICIT, marks=SLOW)], ids=["auto", "explicit"]
-)
-@pytest.mark.parametrize("stages", [[], [DOUBLE]], ids=["no stage", "a stage"])
+@pytest.mark.parametrize("mesh", [MESH, slowly(EXPLICIT)], ids=["auto", "explicit"])
+@pytest.mark.parametrize("stages", [slowly([]), [DOUBLE]], ids=["no stage", "a stage"])
 @pytest.mark.parametrize("inner", [True, False], ids=["of each microbatch", "of all"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_number_of_each_microbatch(inner: bool, stages: Any, mesh: Any, way: Any) -> None:

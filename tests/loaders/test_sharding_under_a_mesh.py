@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from tests.slowly import quickly
 
 from cereal import (
     ArraySampleSource,
@@ -64,8 +66,10 @@ def loader_of(source: str, **options: Any) -> DataLoader[Any]:
 @pytest.mark.parametrize(
     "built", ["under the mesh", pytest.param("before", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    quickly(itertools.product(SOURCES, KINDS), ("function", "explicit")),
+)
 def test_stages_run_under_a_mesh_that_was_set(source: str, kind: str, built: str) -> None:
     mesh = jax.make_mesh((4,), ("data",), axis_types=(KINDS[kind],))
     with loader_of(source) as plain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.slowly import quickly
 
 import cereal
 from cereal import (
@@ -108,8 +110,15 @@ def test_pipelines_run_under_a_guard(source: str, tmp_path: Path) -> None:
         everything(loader, key, zero)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("source", ["arrays", "disk"])
+@pytest.mark.parametrize(
+    ("source", "stage"),
+    quickly(
+        itertools.product(["arrays", "disk"], STAGES),
+        ("arrays", "random"),
+        ("arrays", "cache"),
+        ("disk", "map"),
+    ),
+)
 def test_stages_run_under_a_guard(source: str, stage: str, tmp_path: Path) -> None:
     key, zero = jax.random.key(1), jnp.int32(0)
     stages = [SOURCES[source](tmp_path), *STAGES[stage], BatchTransform(3)]

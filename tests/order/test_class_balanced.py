@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.slowly import slowly
 
 import cereal
 from cereal import ClassBalanced
@@ -214,16 +215,19 @@ def test_every_visit_to_an_element_is_augmented_differently() -> None:
 # NumPy and JAX
 
 PLANS: list[tuple[Any, int | None, tuple[int, ...], Remainder]] = [
-    (LABELS, None, (7,), "wrap"),
     (LABELS, 5, (4,), "pad"),
     (LABELS, 50, (2, 3), "drop"),
+    (LABELS, None, (7,), "wrap"),
     ([4] * 9, None, (), "wrap"),
     ([3, 1, 2, 9, 7], 1, (12,), "wrap"),
     (np.arange(300) % 97, None, (100,), "wrap"),
 ]
 
 
-@pytest.mark.parametrize(("labels", "length", "lanes", "rule"), PLANS)
+@pytest.mark.parametrize(
+    ("labels", "length", "lanes", "rule"),
+    [*PLANS[:2], *(slowly(*plan) for plan in PLANS[2:])],
+)
 @pytest.mark.usefixtures("strict_jax")
 def test_jax_and_numpy_agree_across_epochs(
     labels: Any, length: int | None, lanes: tuple[int, ...], rule: Remainder

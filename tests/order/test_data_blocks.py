@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.slowly import slowly
 
 import cereal
 from cereal import BlockShuffle
@@ -91,11 +92,11 @@ def test_the_orders_of_this_version() -> None:
 @pytest.mark.parametrize(
     ("lengths", "together", "lanes", "rule"),
     [
-        (LENGTHS, 1, (5,), "wrap"),
+        slowly(LENGTHS, 1, (5,), "wrap"),
         (LENGTHS, 2, (4,), "pad"),
         ([3, 8], 9, (2, 3), "drop"),
         ([4], 1, (30,), "wrap"),
-        (list(range(1, 90)), 4, (64,), "wrap"),
+        slowly(list(range(1, 90)), 4, (64,), "wrap"),
     ],
 )
 @pytest.mark.usefixtures("strict_jax")

@@ -20,6 +20,7 @@ from gymnax.wrappers import (
     LogWrapper,
     StickyActionWrapper,
 )
+from tests.slowly import slowly
 
 import cereal
 from cereal import PipelineError
@@ -56,7 +57,7 @@ def stepped(env: GymnaxEnvironment, key: Any, state: Any, action: Any) -> Step:
 @pytest.mark.parametrize(
     "wrap",
     [
-        lambda env: env,
+        slowly(lambda env: env),
         lambda env: LogWrapper(StickyActionWrapper(FlattenObservationWrapper(env), 0.5)),
     ],
     ids=["bare", "wrapped"],

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.rl.loops import loop_gae, loop_n_step, loop_to_go, per_column
 from tests.rl.played import played, written_steps
+from tests.slowly import slowly
 
 import cereal
 from cereal import PipelineError
@@ -159,7 +160,7 @@ def test_shuffled_windows_are_segments_in_a_map() -> None:
 # Contracts
 
 
-@pytest.mark.parametrize("make", [stored, played], ids=["stored", "stream"])
+@pytest.mark.parametrize("make", [slowly(stored), played], ids=["stored", "stream"])
 def test_the_stages_keep_the_contract(make: Any) -> None:
     steps = with_values(written_steps(9, 8, N))
     stages = [NStepReturnTransform(2), GAETransform()]

@@ -13,7 +13,7 @@ from tests.rl.loops import loop_gae, loop_n_step, loop_to_go, per_column
 from tests.rl.played import written_steps
 
 from cereal import PipelineError, UsageError
-from cereal.rl import returns
+from cereal.rl import episode_statistics, returns
 from cereal.rl.returns import gae, n_step_returns, reward_to_go
 
 pytestmark = pytest.mark.optimized
@@ -182,6 +182,20 @@ def test_what_is_masked_may_be_anything() -> None:
 
 
 # Under transformations
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_reward_stays_in_its_episode(bad: float) -> None:
+    reward, done = np.array([1, 2, bad, 3], "f4"), np.array([False, True, True, False])
+    followed = jnp.asarray(~done, jnp.float32)
+    for way in (returns._by_doubling, returns.backwards):
+        assert way(followed, jnp.asarray(reward))[jnp.array([0, 1, 3])].tolist() == [3, 2, 3]
+    assert n_step_returns(reward, done, reward, 2, gamma=1)[0].tolist()[:2] == [3, 2]
+    found = gae(reward, done, np.zeros(4, "f4"), np.zeros(4, "f4"), gamma=1, lam=1)[0]
+    assert found[:2].tolist() == [3, 2]
+    assert reward_to_go(reward[:2], done[:2], bootstrap=bad).tolist() == [3, 2]
+    sums, _ = episode_statistics(reward, done)
+    assert sums[jnp.array([0, 1, 3])].tolist() == [1, 3, 3]
 
 
 def test_jit_and_eager_agree() -> None:

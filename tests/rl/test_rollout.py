@@ -22,6 +22,7 @@ from tests.rl.cartpole import (
     policy_step,
 )
 from tests.rl.corridor import Corridor, walk
+from tests.slowly import slowly
 
 import cereal
 from cereal.testing import check_loader, check_resume, check_source
@@ -42,7 +43,7 @@ def many(loader: Any, state: Any, count: int) -> tuple[Any, Any]:
 # What a transition is
 
 
-@pytest.mark.parametrize("num_envs", [1, 6])
+@pytest.mark.parametrize("num_envs", [slowly(1), 6])
 def test_transitions_follow_the_rules_of_the_cart(num_envs: int) -> None:
     source = cartpole(num_envs=num_envs, limit=30, steps_per_epoch=100)
     loader = loader_of(source, 50)
@@ -173,7 +174,7 @@ def remembering(observation: Any, policy_state: Any, new_episode: Any, key: Any)
     return action, {**policy_state, "count": count}, {"count": count, "new": new_episode}
 
 
-@pytest.mark.parametrize("num_envs", [1, 5])
+@pytest.mark.parametrize("num_envs", [slowly(1), 5])
 def test_a_policy_remembers_and_is_told_of_new_episodes(num_envs: int) -> None:
     policy_state = {**ZEROS, "count": jnp.zeros(num_envs, jnp.int32)}
     axes = {"params": None, "count": 0}

@@ -59,6 +59,20 @@ def test_the_policy_of_older_versions_is_answered_with_the_wrapper_to_write() ->
     assert source.next(state)[0]["action"].dtype == INT
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda fn: cereal.GymnaxSource(ENV, ENV_PARAMS, fn, ZEROS), r"env, env_params, policy"),
+        (lambda fn: cereal.rl.RolloutSource(Corridor(), fn, ZEROS), r"Source\(env, policy_step"),
+    ],
+)
+def test_the_wrapper_to_write_is_passed_to_the_source_as_that_takes_it(
+    make: Any, words: str
+) -> None:
+    with pytest.raises(cereal.PipelineError, match=words):
+        make(lambda observation: jnp.int32(0))
+
+
 def test_other_options_and_missing_policies_are_refused() -> None:
     old: Any = cereal.GymnaxSource
     with pytest.raises(cereal.PipelineError, match="unknown option `batch_size=`"):
@@ -103,6 +117,8 @@ BAD_POLICIES = {
     ),
     "an error": (lambda o, p, k: p["weights"], r"policy, called with .*failed: KeyError"),
     "shapes that do not fit": (lambda o, p, k: (p["params"] @ o, p), r"failed: TypeError"),
+    "NumPy": (lambda o, p, k: (int(np.argmax(o)), p), r"failed: .*write it with `jax.numpy`"),
+    "an `if`": (lambda o, p, k: (1 if o[0] > 0 else 0, p), r"failed: .*`jnp.where` in place of"),
 }
 
 

@@ -174,6 +174,7 @@ def test_jax_locates_what_numpy_does(name: str) -> None:
     assert located_in_jax(False)[name] == located(ROUTES[name], epoch=5)
 
 
+@pytest.mark.slow  # one large program more
 def test_jax_locates_the_same_with_64_bit_types_on() -> None:
     assert located_in_jax(True) == located_in_jax(False)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.slowly import slowly
 
 from cereal import (
     ArraySampleSource,
@@ -130,8 +131,9 @@ def test_a_fold_may_be_part_of_a_mixture() -> None:
 # Traced folds
 
 
-@pytest.mark.parametrize(("n", "k"), [(12, 4), (11, 4)])
-@pytest.mark.parametrize("key", [None, 6])
+@pytest.mark.parametrize(
+    ("n", "k", "key"), [(12, 4, None), (11, 4, 6), slowly(12, 4, 6), slowly(11, 4, None)]
+)
 def test_a_traced_fold_is_the_same_but_for_masks(n: int, k: int, key: Any) -> None:
     source = RangeSource(n)
 

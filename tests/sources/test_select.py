@@ -89,6 +89,7 @@ def test_the_function_is_traced_once_and_sees_one_element() -> None:
     assert len(shapes) <= 3  # the check, and one or two programs
 
 
+@pytest.mark.slow
 def test_selections_of_combined_sources_and_combinations_of_selections() -> None:
     joined = ConcatSource([RangeSource(6), RangeSource(100, 104)])
     assert elements(select(joined, even)) == [0, 2, 4, 100, 102]

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.slowly import slowly
 
 import cereal
 from cereal.testing import check_loader, check_resume, check_transform
@@ -22,9 +23,9 @@ def batches(n: int, *stages: Any, epochs: int = 1) -> list[tuple[Any, Any]]:
 @pytest.mark.parametrize(
     "transform",
     [
-        cereal.BatchTransform(4),
+        slowly(cereal.BatchTransform(4)),
         cereal.BatchTransform(4, pad_last_batch=True),
-        cereal.BatchTransform(4, drop_last=True),
+        slowly(cereal.BatchTransform(4, drop_last=True)),
     ],
     ids=str,
 )

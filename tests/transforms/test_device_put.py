@@ -209,3 +209,11 @@ def test_batches_from_the_host_fit_a_sharding_of_two_axes(width: int) -> None:
 def test_a_sharding_is_drawn_in_a_few_words() -> None:
     put = cereal.DevicePutTransform(spread("auto"))
     assert repr(put) == "DevicePutTransform(P('data',) over data=4)"
+
+
+def test_the_default_device_under_a_mesh_is_one_and_the_mesh_stays_whole() -> None:
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[::-1])
+    with jax.set_mesh(mesh):
+        found = [cereal.DevicePutTransform().device for _ in range(6)]
+        assert len(jnp.zeros(()).devices()) == 4  # JAX hands out a set of its own
+    assert set(found) == {jax.devices()[0]}

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from tests.rl.corridor import walk
+from tests.slowly import slowly
 
 import cereal
 from cereal import (
@@ -25,6 +27,7 @@ from cereal.testing import assert_same, check_loader, check_resume, check_source
 
 UNBATCH = UnbatchTransform()
 DOUBLE = MapTransform(lambda x: x * 2)
+AGAIN = [BatchTransform(4), MapTransform(lambda batch: dict(batch)), UNBATCH]
 STACKED = {"x": np.arange(24, dtype=np.float32).reshape(4, 3, 2), "n": np.arange(12).reshape(4, 3)}
 
 
@@ -121,7 +124,7 @@ def test_batches_are_made_anew_in_another_size() -> None:
     assert [batch for batch, _ in found] == (2 * np.arange(12)).reshape(4, 3).tolist()
 
 
-@pytest.mark.parametrize("rule", [{}, {"pad_last_batch": True}], ids=str)
+@pytest.mark.parametrize("rule", [slowly({}), {"pad_last_batch": True}], ids=str)
 def test_the_stream_resumes_at_every_element(rule: dict[str, Any]) -> None:
     source = RangeSource(6, ordering="shuffle")
     loader = DataLoader([source, BatchTransform(4, **rule), DOUBLE, UNBATCH])
@@ -136,6 +139,36 @@ def test_a_stage_after_it_draws_new_keys_for_every_element() -> None:
     found = numbers(RangeSource(8), *stages, RandomMapTransform(noise))
     drawn = [x ^ y for (x, _), (y, _) in zip(plain, found, strict=True)]
     assert len(set(drawn)) == 12
+
+
+@pytest.mark.parametrize("between", [[], AGAIN], ids=["plain", "unbatched"])
+def test_random_stages_before_and_after_it_draw_different_numbers(between: Any) -> None:
+    draw = lambda name: RandomMapTransform(  # noqa: E731
+        lambda element, key: {**element, name: jax.random.bits(key)}
+    )
+    data = ArraySampleSource({"x": np.arange(8)}, ordering="sequential")
+    loader = DataLoader([data, draw("a"), *between, draw("b")])
+    found = [element for element, _ in loader.iterate(loader.init_state(0))]
+    assert not {int(each["a"]) for each in found} & {int(each["b"]) for each in found}
+
+
+def test_it_keeps_what_later_stages_ask_for() -> None:
+    drawn = [walk(num_envs=3), cereal.ReplayTransform(20, 4), UnbatchTransform()]
+    masked = [walk(), FilterTransform(lambda step: step["reward"] > 0), *AGAIN]
+    shuffled = [ArraySampleSource({"reward": np.ones(8), "done": np.zeros(8)}), *AGAIN]
+    windows = cereal.ReplayTransform(20, 4, sequence=2)
+    statistics = cereal.rl.EpisodeStatisticsTransform()
+    for stages, message in (
+        ([*drawn, statistics], "drawn from a buffer"),
+        ([*shuffled, statistics], "were shuffled"),
+        ([*drawn, windows], "drawn from a buffer"),
+        ([*masked, windows], "a stage before it masks some of them"),
+    ):
+        with pytest.raises(cereal.PipelineError, match=message):
+            DataLoader(stages)
+    buffer = DataLoader([walk(num_envs=3), *AGAIN, cereal.ReplayTransform(20, 4)])
+    assert buffer.source.element_spec()["reward"].shape == (4,)  # items of single environments
+    assert DataLoader(drawn).source.traits.in_place
 
 
 def test_batches_of_a_stream_are_taken_apart_and_put_together() -> None:

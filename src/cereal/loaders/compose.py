@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from jax.sharding import Sharding
+import jax
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from ..base.elsewhere import INIT_KEY
 from ..base.errors import PipelineError, UsageError
@@ -63,6 +64,7 @@ def _of_arrays(source: Source[Any]) -> Source[Any]:
         "turn it into arrays or numbers in a HostMapTransform, or in the `collate=` of a "
         "BatchTransform",
     )
+    refuse_pinned(source, source.traits.placement)
     if isinstance(source.traits.placement, Sharding):  # stages after it may have changed the batch
         check_layout(
             source.traits.placement,
@@ -72,6 +74,16 @@ def _of_arrays(source: Source[Any]) -> Source[Any]:
             f"{in_words(source.traits.placement)}",
         )
     return source
+
+
+def refuse_pinned(source: Source[Any], placement: Any) -> None:
+    """Refuses a mesh for a buffer in host memory: it would be copied to each of its devices."""
+    if source.traits.pinned and not isinstance(placement, jax.Device | SingleDeviceSharding | None):
+        raise PipelineError(
+            f'`storage="host"` keeps a buffer in host memory beside one device, and the batches of '
+            f"this pipeline go to a mesh, {in_words(placement)}; leave `storage=` out, or make a "
+            f"loader for each device, with a `DevicePutTransform(device)`."
+        )
 
 
 def checked_source(source: Source[Any], where: str) -> Source[Any]:

@@ -1,6 +1,7 @@
-"""Rollouts: policies and environments as a stream of transitions.
+"""Rollouts: policies and environments as a stream of transitions; and recorded episodes.
 
     environment   RolloutSource, GymnaxSource, GymnasiumSource          ->  transitions
+    episodes      EpisodeSource, MinariSource, RLDSSource               ->  transitions, windows
     transitions   BatchTransform(T)                                     ->  segments [T, N, ...]
     segments      RewardToGoTransform, NStepReturnTransform, GAETransform  ->  returns, advantages
 
@@ -16,12 +17,24 @@ from .episodes import EpisodeStatisticsTransform as EpisodeStatisticsTransform
 from .episodes import episode_statistics as episode_statistics
 from .episodes import episode_summary as episode_summary
 from .episodes import first_episodes as first_episodes
+from .episodes import recent_episodes as recent_episodes
 from .gymnasium_source import GymnasiumSource as GymnasiumSource
 from .gymnax import GymnaxEnvironment as GymnaxEnvironment
 from .gymnax_source import GymnaxSource as GymnaxSource
-from .policy_state import get_policy_state as get_policy_state
-from .policy_state import set_loader_policy_state as set_loader_policy_state
-from .policy_state import set_source_policy_state as set_source_policy_state
+from .offline.episode_source import EpisodeSource as EpisodeSource
+from .offline.minari_source import MinariSource as MinariSource
+from .offline.rlds_source import RLDSSource as RLDSSource
+from .policies import get_policy_state as get_policy_state
+from .policies import set_loader_policy_state as set_loader_policy_state
+from .policies import set_source_policy_state as set_source_policy_state
+from .replay import BufferTransform as BufferTransform
+from .replay import MixedBatchesSource as MixedBatchesSource
+from .replay import ReplayReport as ReplayReport
+from .replay import ReplayTransform as ReplayTransform
+from .replay import fill_replay as fill_replay
+from .replay import read_replay as read_replay
+from .replay import replay_report as replay_report
+from .replay import set_priorities as set_priorities
 from .return_stages import GAETransform as GAETransform
 from .return_stages import NStepReturnTransform as NStepReturnTransform
 from .return_stages import RewardToGoTransform as RewardToGoTransform

@@ -1,4 +1,7 @@
-"""A user's policy: the function, the template of its state, and its axes over environments."""
+"""A user's policy: the function, the template of its state, and its axes over environments.
+
+The state of a policy is in the state of a loader or a source: see `cereal.loaders.policy_slot`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ import jax.numpy as jnp
 from ..base.errors import PipelineError, first_line
 from ..base.spec import Spec, format_spec, is_array_like
 from ..functions.function import Function, as_function, function_name
+from ..loaders.policy_slot import get_policy_state as get_policy_state
+from ..loaders.policy_slot import set_policy_state
 
 _WRITE = (
     "def policy_step(observation, policy_state, new_episode, key): ...; return action, policy_state"
@@ -23,13 +28,14 @@ policy state:
     def policy_step(observation, policy_state, new_episode, key):
         return policy_fn(observation, policy_state, key), policy_state
 
-    source = {owner}(env, env_params, policy_step, policy_state_template=policy_params)
+    source = {owner}({env}, policy_step, policy_state_template=policy_params)
     state = loader.set_policy_state(loader.init_state(key), policy_params)"""
 
 
 def wrapper_of(owner: str) -> str:
     """What to write for a policy function with other arguments; for error messages."""
-    return _WRAPPER.format(owner=owner)
+    env = {"GymnaxSource": "env, env_params", "GymnasiumSource": '"CartPole-v1"'}.get(owner, "env")
+    return _WRAPPER.format(owner=owner, env=env)
 
 
 def as_policy(policy_step_fn: Any, owner: str) -> Function:
@@ -142,3 +148,30 @@ def over_environments(
     if num_envs > 1:
         return mapped
     return one if all(axis is None for axis in axes.leaves) else only_one
+
+
+# The state of a policy
+
+
+def set_loader_policy_state(state: Any, policy_state: Any) -> Any:
+    """A copy of a loader's state that holds this policy state.
+
+        state = loader.init_state(key)
+        state = cereal.rl.set_loader_policy_state(state, policy_state)
+
+    It is the same as `loader.set_policy_state(state, policy_state)`. The tree is copied, so a later
+    `policy_state.update(...)` does not change the state.
+    """
+    return set_policy_state(state, policy_state)
+
+
+def set_source_policy_state(state: Any, policy_state: Any) -> Any:
+    """A copy of a source's state that holds this policy state; see `source.set_policy_state`.
+
+        state = source.init_state(key)
+        state = cereal.rl.set_source_policy_state(state, policy_state)
+        transition, mask, state = source.next(state)
+
+    The tree is copied.
+    """
+    return set_policy_state(state, policy_state)

@@ -24,6 +24,7 @@ from ..pipeline.positional import Positional
 from ..pipeline.source import Source
 from ..pipeline.stage import Stage
 from .policy_stage import policy_stage
+from .replay.items import refuse_drawn
 from .returns import as_fraction, gae, n_step_returns, reward_to_go
 
 
@@ -43,6 +44,7 @@ class SegmentStage(Stage[Any, Any]):
         return dict.fromkeys(self.reads, "give it that name with a RenameTransform")
 
     def __call__(self, source: Source[Any]) -> Source[Any]:
+        refuse_drawn(source, self._label)
         if isinstance(source, Positional) and source.traits.lanes:
             self._check_steps_follow(source)
         return super().__call__(source)
@@ -86,6 +88,11 @@ class SegmentStage(Stage[Any, Any]):
 
     def _check_steps_follow(self, source: Positional[Any]) -> None:
         """Refuses a pipeline whose batches are not consecutive steps."""
+        if source.traits.windows:
+            raise PipelineError(
+                f"{self._label} needs batches of steps in a row, but each element is a window of "
+                f"steps itself; call {_FUNCTIONS} on windows in a MapTransform before batching."
+            )
         if source._order.random:
             raise PipelineError(
                 f"{self._label} needs steps in a row, but the order of the data is "
@@ -238,6 +245,7 @@ class GAETransform(SegmentStage):
         return needs
 
     def __call__(self, source: Source[Any]) -> Source[Any]:
+        refuse_drawn(source, self._label)
         return super().__call__(source) if self.value_fn is None else policy_stage(self, source)
 
     def apply_with(

@@ -54,7 +54,7 @@ def reward_to_go(
             )
         after = jnp.broadcast_to(after, steps.reward.shape)
         last = aligned(_is_last(steps.real), steps.reward)
-        added = added + jnp.where(last, follows * after, jnp.zeros_like(after))
+        added = jnp.where(last, _and_then(added, follows, after), added)
     return backwards(follows, added)
 
 
@@ -158,7 +158,7 @@ def backwards(factor: jax.Array, added: jax.Array) -> jax.Array:
 
 def _one_by_one(factor: jax.Array, added: jax.Array) -> jax.Array:
     def one(after: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        x = step[1] + step[0] * after
+        x = _and_then(step[1], step[0], after)
         return x, x
 
     start = jnp.zeros_like(added[0])
@@ -178,16 +178,23 @@ def _window(factor: jax.Array, added: jax.Array, n: int) -> jax.Array:
             if total is None:
                 total, product = added, factor
             else:
-                total = total + product * _later(added, reach)
+                total = _and_then(total, product, _later(added, reach))
                 product = product * _later(factor, reach)
             reach += power
         if reach == n:
             assert total is not None
             return total
-        further = added + factor * _later(added, power)
+        further = _and_then(added, factor, _later(added, power))
         # Without the barrier, XLA computes each window again inside each later window.
         factor, added = lax.optimization_barrier((factor * _later(factor, power), further))
         power *= 2
+
+
+def _and_then(added: jax.Array, factor: jax.Array, after: jax.Array) -> jax.Array:
+    """added + factor * after. Where the factor is 0, another episode comes after: if it has a NaN
+    or an infinite reward, that is no matter of this one. (0 * NaN would be NaN.)"""
+    other = (factor == 0) & ~jnp.isfinite(after)
+    return added + factor * jnp.where(other, jnp.zeros_like(after), after)
 
 
 def _later(x: jax.Array, n: int, *, fill: Any = 0) -> jax.Array:

@@ -25,6 +25,7 @@ from ..base.numbers import as_count
 from ..base.pytree import pytree_dataclass, set_copy, set_fields, static_field
 from ..base.spec import Spec, strong
 from ..device.platforms import by_platform
+from ..device.transfer import sent
 from ..functions.compiled import TracedAgain
 from ..functions.function import Function
 from ..functions.opaque import Opaque, hold
@@ -35,6 +36,7 @@ from ..pipeline.execute import many_steps
 from ..pipeline.source import Mask
 from ..pipeline.state import key_words
 from ..pipeline.stream_stages import CompiledStream
+from ..pipeline.traits import Traits
 from .environment import Environment, Step
 from .policies import Axes, as_axes, as_policy, as_template, over_environments
 from .returns import aligned
@@ -122,6 +124,9 @@ class RolloutSource(CompiledStream[Transition]):
     def element_spec(self) -> Any:
         return self.spec.tree
 
+    def _describe(self) -> Traits:
+        return Traits(random=None, envs=self._lanes)
+
     @property
     def _label(self) -> str:
         many = "" if self.num_envs == 1 else f", num_envs={self.num_envs}"
@@ -161,7 +166,7 @@ class RolloutSource(CompiledStream[Transition]):
 
     def init_state(self, key: Any) -> RolloutState:
         """A state at the beginning of the first episodes; no policy state is set in it."""
-        words = jnp.asarray(key_words(key))
+        words = sent(key_words(key))
         # Traced at every call, since `reset` may use a variable that has changed.
         return TracedAgain(self._begin)(words) if eager() else self._begin(words)
 
@@ -274,7 +279,7 @@ class RolloutSource(CompiledStream[Transition]):
     def _draw(self, keys: Any, steps: Any, n: int, purposes: tuple[int, ...]) -> Any:
         """The words of keys [n, (environments,) purposes, 2] for the next n steps."""
         high, low = plus(steps[0], steps[1], jnp.arange(n, dtype=jnp.uint32))
-        tagged = (high << 2)[:, None] | jnp.asarray(purposes, jnp.uint32)
+        tagged = (high << 2)[:, None] | jnp.asarray([purposes], jnp.uint32)
 
         def of_one(key: Any) -> Any:
             return jnp.stack(threefry((key[0], key[1]), (low[:, None], tagged)), axis=-1)

@@ -20,6 +20,15 @@ from ..functions.inner_functions import inner_programs
 from .environment import Step
 
 _MANY_OPERATIONS = 800
+_UNKNOWN_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+_IN_PYTHON = (
+    "It is compiled, also where Python runs the environment: write it with `jax.numpy`, with "
+    "`jnp.where` in place of `if`, and without `float(...)`, `int(...)` and NumPy."
+)
 
 
 def shapes_of(what: str, fn: Any, *args: Any) -> Any:
@@ -29,7 +38,8 @@ def shapes_of(what: str, fn: Any, *args: Any) -> Any:
     except CerealError:
         raise
     except Exception as error:
-        raise PipelineError(f"{what} failed: {in_one_line(error)}") from error
+        hint = ". " + _IN_PYTHON if isinstance(error, _UNKNOWN_VALUES) else ""
+        raise PipelineError(f"{what} failed: {in_one_line(error)}{hint}") from error
 
 
 def _as_array(leaf: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.datasets.files import write_tar, write_zip, zipped
+from tests.slowly import slowly
 
 from cereal import DatasetError
 from cereal.datasets.readers.archives import ZipMembers, tar_members, unzipped
@@ -106,7 +107,8 @@ def test_what_is_no_tar_is_damaged(tmp_path: Path, data: bytes) -> None:
         tar_members(path, ["a"])
 
 
-def test_altered_archives_are_read_or_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [50, slowly(500)])
+def test_altered_archives_are_read_or_refused(tmp_path: Path, times: int) -> None:
     """Bytes are changed anywhere, a few at a time; a zip has checksums of what it holds."""
     rng = np.random.default_rng(0)
     small = {"a": NOISE[:40], "b": b"bb" * 30}
@@ -115,7 +117,7 @@ def test_altered_archives_are_read_or_refused(tmp_path: Path) -> None:
         for how in ("w", "w:gz") if suffix == ".tar" else (0, 8):
             write(path, small, how)  # type: ignore[operator]
             data = path.read_bytes()
-            for _ in range(250):
+            for _ in range(times):
                 altered = bytearray(data)
                 for place in rng.integers(0, len(data), rng.integers(1, 4)):
                     altered[place] = rng.integers(0, 256)

@@ -193,6 +193,7 @@ print(*sorted(happened - {"object.__getattr__", "sys._getframe", "builtins.id"})
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_opened_or_run(tmp_path: Path) -> None:
     """Python itself tells: a process with an audit hook reads all that is in this file."""
     good = [pickle.dumps(BATCH, protocol) for protocol in PROTOCOLS] + [Python2().dumps(BATCH)]

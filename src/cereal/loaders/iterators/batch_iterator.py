@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from abc import abstractmethod
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from ...base.errors import EpochWarning, UsageError
@@ -19,6 +19,7 @@ from ...pipeline.walk import Key
 from .checkpointable import nothing, read_from, write_into
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
@@ -144,6 +145,42 @@ class BatchIterator(Iterator[tuple[T, Mask]], Generic[T]):
             with self._busy:
                 self._set_state(state)
                 self._ended = self._begun_together = False
+
+    def feed_back(self, fn: Callable[..., Any], *args: Any) -> None:
+        """Changes the state: it becomes `fn(state, *args)`, as `feedback` does in `scan_epoch`.
+
+            for batch, mask in batches:
+                params, priority = train(params, batch, mask)
+                batches.feed_back(cereal.rl.set_priorities, batch["index"], priority)
+                batches.feed_back(cereal.rl.set_loader_policy_state, {"params": params})
+
+        `fn` is compiled. A replay buffer is changed in place; `batches.state = fn(batches.state)`
+        would copy it twice.
+        """
+        with self._turn:
+            self._refuse_if_busy()
+            with self._busy:
+                self._change(fn, args)
+
+    def _change(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._set_state(fn(self._state_now(), *args))
+
+    def look_at(self, fn: Callable[..., R], *args: Any) -> R:
+        """What `fn(state, *args)` returns, for the state after the last batch handed out.
+
+            if step % 1000 == 0:
+                print(batches.look_at(cereal.rl.replay_report))
+
+        A replay buffer is not copied for it, as it is for `fn(batches.state)`. So copy what you
+        keep of the buffer's own arrays: the next step overwrites them, and JAX says "deleted".
+        """
+        with self._turn:
+            self._refuse_if_busy()
+            with self._busy:
+                return self._looked(fn, args)
+
+    def _looked(self, fn: Callable[..., R], args: tuple[Any, ...]) -> R:
+        return fn(self._state_now(), *args)
 
     def get_state(self) -> dict[str, Any]:
         """The state as a dict of numbers and text, which JSON keeps exactly; for checkpoints.

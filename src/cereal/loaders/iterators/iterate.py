@@ -10,10 +10,12 @@ from ...functions.traced_stage import current
 from ...pipeline.positional import Positional
 from ...pipeline.source import Source
 from ...pipeline.state import check_state, refuse_key
+from ..notices import warn_of_notices
 from .batch_iterator import BatchIterator
 from .host_iterator import HostIterator
-from .iterator import PositionalIterator, SteppingIterator, StreamIterator
+from .iterator import PositionalIterator, SteppingIterator
 from .learnt import Learnt
+from .stream_iterator import StreamIterator
 
 
 def iterator_over(
@@ -27,6 +29,7 @@ def iterator_over(
     """An iterator over a pipeline that begins at a state."""
     if not isinstance(source, Positional):
         refuse_key(state)
+        warn_of_notices(source, state)
         return StreamIterator(current(source, state), state, steps, epochs, progress)
     check_state(state, source._fingerprint)
     source = current(source, state)

@@ -2,7 +2,6 @@
 
 PositionalIterator   reads ahead; its state is computed from the number of batches handed out
 SteppingIterator     the same, but one step at a time, in order, for pipelines with callbacks
-StreamIterator       one step at a time; its state is the one that the step returned
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from collections import deque
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 
 from ...device.placement import is_spread, put_words
 from ...pipeline.execute import run
 from ...pipeline.positional import Positional
-from ...pipeline.source import Mask, Source
+from ...pipeline.source import Mask
 from ...pipeline.state import PipelineState, check_state, check_within
 from ...pipeline.walk import Key, Walk
 from ..progress import progress_bar
@@ -25,7 +23,6 @@ from .batch_iterator import BatchIterator
 from .learnt import Learnt
 from .read_ahead import LEAST_CALLS, batches_per_call, read_many
 from .saved_state import position_from, saved_position
-from .saved_stream import saved_stream, stream_from
 
 T = TypeVar("T")
 
@@ -210,51 +207,3 @@ class SteppingIterator(WalkingIterator[T]):
         self._bar.update()
         self._walk.made = nothing, handed + 1, state
         return batch, mask
-
-
-class StreamIterator(BatchIterator[T]):
-    """Iterates a stream: each batch is made from the state that the last step returned."""
-
-    def __init__(
-        self,
-        source: Source[T],
-        state: Any,
-        steps: int | None,
-        epochs: int | None,
-        progress: bool | str,
-    ) -> None:
-        super().__init__()
-        self._source = source
-        if steps is None and epochs is not None:
-            steps = epochs * source.steps_per_epoch
-        self._at = _copied(state), steps  # the state after the last batch, and how many are left
-        self._bar = progress_bar(progress, steps)
-
-    @property
-    def _left(self) -> int | None:
-        return self._at[1]
-
-    def _advance(self) -> tuple[T, Mask]:
-        self._end_if_done()
-        state, left = self._at
-        batch, mask, state = run(self._source, state)
-        self._bar.update()
-        self._at = state, None if left is None else left - 1
-        return batch, mask
-
-    def _state_now(self) -> Any:
-        return _copied(self._at[0])
-
-    def _saved_now(self) -> dict[str, Any]:
-        return saved_stream(self._at[0])
-
-    def _state_from(self, saved: Any) -> Any:
-        return stream_from(saved, self._at[0])
-
-    def _set_state(self, state: Any) -> None:
-        self._at = _copied(state), self._left
-
-
-def _copied(state: Any) -> Any:
-    """Our own copy, so that the user may donate the state to a program."""
-    return jax.tree.map(jnp.copy, state)

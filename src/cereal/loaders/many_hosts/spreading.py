@@ -15,10 +15,11 @@ from ...base.spec import format_spec
 from ...device.batch_sharding import BatchSharding
 from ...device.placement import in_words
 from ...device.sharding_option import batch_sharding
-from ...functions.traced_stage import current, with_arrays
+from ...functions.traced_stage import with_arrays, with_current_stages
 from ...pipeline.source import Source
 from ...pipeline.state import PipelineState
 from ...transforms.spread import SpreadTransform
+from ..compose import refuse_pinned
 from .agreement import Agreement
 from .replicas import ReplicaCheck, some_rows_are_shared
 from .shards import take_shard
@@ -50,6 +51,7 @@ def divided(
             f"{in_words(source.traits.placement)}; leave one of them out."
         )
     placement = _comparing(batch_sharding(sharding, source, check_replicas=every, skips=skips))
+    refuse_pinned(source, placement)
     if source.traits.unknown_length and not placement.is_here:
         raise PipelineError(
             "DataLoader: no device of this process is in the mesh of `sharding=`, so it would not "
@@ -58,7 +60,7 @@ def divided(
         )
     made = SpreadTransform(placement)(source)
     if placement.explicit:  # stages were traced under the mesh, if the user has set it
-        made = current(made, None)
+        made = with_current_stages(made)
     _check_arrays(made, placement)
     return made if made.traits.host else with_arrays(made, placement.replicated)
 

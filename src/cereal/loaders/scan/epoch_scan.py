@@ -95,28 +95,30 @@ def scan_steps(
         values, mask = placed(source.traits, values, mask)
         carry, output = body(loop[1], values, mask)
         if feedback is not None:
-            state = _fed_back(feedback, state, carry, output)
+            state = fed_back(feedback, state, carry, output)
         return (state, carry), output
 
     (state, carry), outputs = lax.scan(one, (state, carry), length=steps, unroll=unroll)
     return state, carry, outputs
 
 
-def _fed_back(feedback: FeedbackFn, state: Any, carry: Any, output: Any) -> Any:
+def fed_back(
+    feedback: Callable[..., Any], state: Any, *args: Any, name: str = "`feedback`", write: str = ""
+) -> Any:
     """The state that `feedback` returns; refuses one of another structure, shape or dtype."""
-    made = feedback(state, carry, output)
+    made = feedback(state, *args)
     before, after = jax.tree.structure(state), jax.tree.structure(made)
     if before != after:
         raise UsageError(
-            f"`feedback` must return the loader's state, changed or not, returned "
-            f"{type(made).__name__}; {_WRITE_FEEDBACK}."
+            f"{name} must return the loader's state, changed or not, returned "
+            f"{type(made).__name__}; {write or _WRITE_FEEDBACK}."
             + ("" if type(made) is not type(state) else f" It gave {after} for {before}.")
         )
 
     def checked(path: Any, old: Any, new: Any) -> Any:
         if jnp.shape(new) != old.shape or jnp.result_type(new) != old.dtype:
             raise UsageError(
-                f"`feedback` changed `state{jax.tree_util.keystr(path)}` from {format_spec(old)} "
+                f"{name} changed `state{jax.tree_util.keystr(path)}` from {format_spec(old)} "
                 f"to {format_spec(jnp.asarray(new))}; a loop carries arrays of one shape and dtype."
             )
         return jnp.asarray(new, old.dtype)

@@ -17,6 +17,7 @@ from ...base.capture import eager, is_concrete, staging
 from ...base.errors import UsageError
 from ...device.placement import check_given, joined_by, joining
 from ...host.callbacks import raising
+from ..notices import warn_of_notices
 from ..progress import progress_bar
 from .epoch_scan import chunk_steps, joined, scan_steps
 from .host_scan import scan_host
@@ -44,6 +45,7 @@ def scan_epoch(
     if staging():
         with raising(source.traits.callbacks):
             return scan_steps(source, state, carry, body_fn, steps, unroll, feedback=feedback)
+    warn_of_notices(source, state)
     state = joining(state, source.traits.placement)
     carry = joined_by(carry, source.traits.placement)
     check_given(source.traits.placement, loader=source, state=state, carry=carry)
