@@ -62,6 +62,7 @@ from tests.datasets.files import with_own_hashes, write_mnist  # noqa: E402
 
 import cereal  # noqa: E402
 from cereal.base.unseen import raise_unseen  # noqa: E402
+from cereal.host import lingering  # noqa: E402
 
 # The first example of a property compiles, which takes longer than any deadline.
 hypothesis.settings.register_profile("cereal", deadline=None)
@@ -155,10 +156,18 @@ def no_files_left_open() -> Iterator[None]:
     before = _open_files()
     yield
     if len(_open_files()) > len(before) + _FEW:
-        gc.collect()  # files in cycles are closed by the collector
+        gc.collect()  # files in cycles are closed by the collector,
+        _wait_for_what_lingers()  # and those that a program read, when it has been done for a while
     after = _open_files()
     new = sorted(target for number, target in after.items() if before.get(number) != target)
     assert len(after) <= len(before) + _FEW, f"files left open: {new}"
+
+
+def _wait_for_what_lingers() -> None:
+    """Waits for the thread that keeps what programs read a second longer; it ends by itself."""
+    thread = lingering._thread
+    if thread is not None:
+        thread.join(timeout=30)
 
 
 def _threads() -> set[threading.Thread]:

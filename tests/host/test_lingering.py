@@ -10,6 +10,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from jax.sharding import AxisType, PartitionSpec
 from tests.functions.programs import gone, spread
 from tests.slowly import quickly
 
-from cereal import BatchTransform, DataLoader, DiskSampleSource
+from cereal import BatchTransform, DataLoader, DiskSampleSource, MemmapSource
 from cereal.host import lingering
 from cereal.host.host_data import HostData, living
 
@@ -193,3 +194,14 @@ def test_arrays_that_were_donated_or_failed_are_not_waited_for() -> None:
     double(given)
     assert given.is_deleted()
     assert lingering._is_done(given)
+
+
+def test_files_are_closed_when_what_lingers_is_let_go(tmp_path: Path) -> None:
+    """They stay open until then, so the watcher of open files (conftest.py) waits for it."""
+    np.save(tmp_path / "data.npy", np.arange(8, dtype=np.int32))
+    step = jax.jit(lambda loader, state: loader.next_batch(state)[0])
+    for _ in range(8):
+        loader = DataLoader(
+            [MemmapSource(tmp_path / "data.npy", ordering="sequential"), BatchTransform(4)]
+        )
+        assert step(loader, loader.init_state(0)).tolist() == [0, 1, 2, 3]
