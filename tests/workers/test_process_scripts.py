@@ -55,7 +55,7 @@ def heard(process: subprocess.Popen[str], word: str) -> str:
     for line in process.stdout:
         if line.startswith(word):
             return line
-    raise AssertionError(process.stderr and process.stderr.read())
+    raise AssertionError(process.communicate()[1])
 
 
 RUNNING = """
@@ -197,7 +197,7 @@ if "start.py" in map(os.path.basename, sys.orig_argv):
         time.sleep(60)
 """
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     process = start(
         """
 loader = loader_of(slow, 4000, 4, workers=2, worker_type="process")
