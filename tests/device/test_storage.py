@@ -170,3 +170,20 @@ def test_a_list_is_a_list_of_elements() -> None:
     assert [leaf.shape for leaf in cereal.dataset_to_jax(whole)] == [(3, 2), (3,)]
     with pytest.raises(cereal.PipelineError, match="for whole arrays write a tuple or a dict"):
         cereal.dataset_to_jax(list(whole))
+
+
+@pytest.mark.parametrize("columns", [16, 3])  # in words, and as it is
+def test_data_may_be_written_to_as_soon_as_the_source_is_built(columns: int) -> None:
+    @jax.jit
+    def long() -> Any:
+        return jnp.linalg.matrix_power(jnp.eye(300), 60)
+
+    for number in range(1, 6):
+        raw = np.zeros(4096 * columns + 64, np.uint8)
+        begin = -raw.ctypes.data % 64  # JAX would use the memory of such an array as it is
+        data = raw[begin : begin + 4096 * columns].reshape(4096, columns)
+        data[:] = number
+        long()  # the device is busy, and copies later
+        source = cereal.ArraySampleSource(data, ordering="sequential")
+        data[:] = 0
+        assert (np.asarray(source.take(jnp.arange(4096))) == number).all()

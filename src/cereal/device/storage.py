@@ -63,7 +63,8 @@ def place_array(array: Any) -> Any:
         return array
     array = native(array)
     if not isinstance(array, jax.Array):
-        return jnp.array(sent(array), copy=True)
+        # It copies when the device has time. Until then, the user must not write into the array.
+        return jax.block_until_ready(jnp.array(sent(array), copy=True))
     if jax.default_backend() == "cpu":
         return array
     if any(device.platform != "cpu" for device in array.devices()):

@@ -6,6 +6,7 @@ Under `jax_transfer_guard="disallow"`, JAX allows only explicit transfers, by `d
     to_device, hand_over   `jax.device_put`, or as an argument of a program
     from_parts             `jax.make_array_from_callback`, which the guard takes for an implicit one
     to_host                `jax.device_get`, or `np.asarray`
+    copied                 a copy that is made now, and not when the device has time
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 _FREE = (None, "allow")
@@ -41,6 +43,15 @@ def sent(values: Any) -> Any:
     """The arguments of a program; moved to the device here if the transfer guard is on."""
     free = _config.jax_transfer_guard_host_to_device in _FREE
     return values if free else jax.device_put(values)
+
+
+def copied(array: np.ndarray) -> jax.Array:
+    """An array of NumPy as one of JAX, by a copy: the user may write into his at once.
+
+    `jnp.array(array, copy=True)` does not promise that. It copies when the device has time, and
+    reads what is there then.
+    """
+    return jnp.asarray(sent(np.array(array)))
 
 
 def from_parts(shape: tuple[int, ...], sharding: Any, part: Any, dtype: Any) -> jax.Array:

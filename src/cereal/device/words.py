@@ -87,7 +87,7 @@ def pack(array: Any) -> WordRows:
             stored = jax.device_put(words, place)
             _packed[id(array)] = (weakref.ref(array), weakref.ref(stored))
         else:
-            stored = jnp.array(sent(words), copy=True)
+            stored = jax.block_until_ready(jnp.array(sent(words), copy=True))
     return WordRows(stored, host.shape[1:], host.dtype)
 
 

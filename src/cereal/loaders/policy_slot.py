@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..base.capture import eager
 from ..base.errors import StateError, UsageError
 from ..base.fitting import check_fits
 from ..base.pytree import pytree_dataclass, static_field
 from ..base.spec import Spec, format_spec, is_array_like, strong
+from ..device.transfer import copied
 
 _SET = "state = loader.set_policy_state(state, policy_state)"
 
@@ -114,7 +116,11 @@ def _as_leaf(path: Any, leaf: Any, wanted: Any) -> Any:
         raise StateError(f"{name} must be an array, got {type(leaf).__name__} ({leaf!r:.60}).")
     if isinstance(leaf, np.ndarray | np.generic):
         check_fits(leaf, name)
-    array = jnp.array(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
+    # A copy: the user may write into his array, donate it, or donate the state to a program.
+    if isinstance(leaf, np.ndarray):
+        array = copied(leaf)
+    else:
+        array = jnp.copy(leaf) if eager() and isinstance(leaf, jax.Array) else jnp.asarray(leaf)
     if array.shape != wanted.shape or array.dtype != wanted.dtype:
         more = (
             " For one policy per state, of states made by `jax.vmap`, write "

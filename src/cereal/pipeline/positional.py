@@ -149,10 +149,12 @@ class Positional(Source[T_co]):
         return run_many(self, state, n)
 
     def _step(self, state: PipelineState) -> tuple[T_co, Mask, PipelineState]:
+        check_state(state, self._fingerprint)  # inside of other states, nobody did before
         return step_ending(self, state, None)
 
     def _step_many(self, state: PipelineState, n: int) -> tuple[T_co, Mask, PipelineState]:
         """n steps; read at once if a step is one element, otherwise one after another."""
+        check_state(state, self._fingerprint)
         traits = self.traits
         if traits.lanes or traits.host or traits.callbacks:
             return many_steps(self, state, n)

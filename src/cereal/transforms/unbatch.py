@@ -182,7 +182,8 @@ class UnbatchedStream(StreamWrapper[T_co]):
             callbacks=below.callbacks,
             light=below.light,
             placement=below.placement,
-            masks=below.masks or below.remainder == "pad",
+            # (All of a buffer's batch is masked at first. Batched again, a part of it may be.)
+            masks=below.masks or below.remainder == "pad" or below.in_place,
             envs=below.envs,
             drawn=below.drawn or shuffled,
             in_place=below.in_place,

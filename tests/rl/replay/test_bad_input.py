@@ -37,6 +37,14 @@ OPTIONS = [
         {"capacity": 9, "batch_size": 4, "sample": "prioritized", "write": "reservoir"},
         "a reservoir has items of all times",
     ),
+    (
+        {"capacity": 9, "batch_size": 4, "storage": "host", "write": "reservoir"},
+        '`storage="host"` writes the items of a step side by side',
+    ),
+    (
+        {"capacity": 9, "batch_size": 4, "n_step": 2, "episode_end": "terminal"},
+        "`episode_end='terminal'` is for sequences",
+    ),
 ]
 
 
@@ -92,6 +100,7 @@ RANGE = cereal.RangeSource(10)
             "random keys cannot be stored",
         ),
         (cereal.DatasetSource(["a", "b"]), {}, "stores arrays"),
+        (walk(), {"sequence": 4, "period": 50}, "begins so rarely.*from 20 to at least 53"),
     ],
 )
 def test_sources(source: Any, options: Any, words: str) -> None:

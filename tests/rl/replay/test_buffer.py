@@ -128,6 +128,7 @@ def test_batches_of_which_a_part_waits_are_refused() -> None:
     cereal.DataLoader([*queue, cereal.BufferTransform(4, 2)])
     for stages in (
         [*queue, cereal.BatchTransform(2)],
+        [*queue, cereal.UnbatchTransform(), cereal.BatchTransform(7)],
         [cereal.rl.MixedBatchesSource([queue, queue])],
         [cereal.rl.MixedBatchesSource([padded])],
     ):

@@ -146,12 +146,96 @@ def test_in_host_memory_episodes_are_filled_in_outside_of_jit() -> None:
 def test_data_that_never_makes_a_batch_are_refused() -> None:
     with pytest.raises(PipelineError, match="`prefill=16` is more than the length of the data, 10"):
         DataLoader([np.arange(10.0), ReplayTransform(1000, batch_size=16, collect=0)])
+    with pytest.raises(
+        PipelineError, match="If `fill_replay` adds more, pass `capacity` and `pref"
+    ):
+        DataLoader([np.arange(10.0), ReplayTransform(batch_size=16, prefill=16, collect=0)])
     with pytest.raises(PipelineError, match=r"write `BatchTransform\(4\)`"):
         ReplayTransform(batch_size=4, collect=0, sample="queue")
     few = cereal.FilterTransform(lambda x: x < 3)
     loader = DataLoader([np.arange(10.0), few, ReplayTransform(batch_size=4, collect=0)])
     with pytest.raises(PipelineError, match="only 3 items of"):
         loader.init_state(KEY)
+
+
+def test_of_data_that_does_not_fit_nothing_is_left_out_in_silence() -> None:
+    with pytest.raises(PipelineError, match="the data has 10 items, and only the last 4 would be"):
+        DataLoader([np.arange(10.0), ReplayTransform(4, batch_size=4, collect=0)])
+    some = ReplayTransform(4, batch_size=4, collect=0, write="reservoir")
+    state = DataLoader([np.arange(10.0), some]).init_state(KEY)
+    assert len(set(rl.read_replay(state).tolist())) == 4
+
+
+def test_a_buffer_that_is_filled_by_hand_waits_for_its_prefill() -> None:
+    replay = ReplayTransform(100, batch_size=4, prefill=12, collect=0)
+    loader = DataLoader([np.arange(8.0, dtype=np.float32), replay])
+    state = loader.init_state(KEY)
+    assert not loader.next_batch(state)[2].any()
+    state = fill_replay(state, np.arange(8.0, 12.0, dtype=np.float32))
+    assert loader.next_batch(state)[2].all()
+
+
+@pytest.mark.parametrize("batch", [{}, {"pad_last_batch": True}])
+def test_an_epoch_of_batches_is_stored_once(batch: Any) -> None:
+    """The last batch goes on with the next epoch, whose elements are stored already."""
+    replay = ReplayTransform(batch_size=50, collect=0)
+    loader = DataLoader([np.arange(50), cereal.BatchTransform(16, **batch), replay])
+    state = loader.init_state(KEY)
+    assert rl.replay_report(state)[:3] == (50, 50, 50)
+    assert sorted(rl.read_replay(state).tolist()) == list(range(50))
+    assert sorted(rl.read_replay(jax.jit(loader.init_state)(KEY)).tolist()) == list(range(50))
+    assert loader.steps_per_epoch == 1
+
+
+def test_a_source_is_answered_with_what_to_write() -> None:
+    source = cereal.ArraySampleSource(np.arange(8.0, dtype=np.float32))
+    loader = DataLoader([source, ReplayTransform(100, batch_size=4)])
+    with pytest.raises(UsageError, match=r"write `fill_replay\(state, source\.take\("):
+        fill_replay(loader.init_state(KEY), source)
+    state = fill_replay(loader.init_state(KEY), source.take(np.arange(len(source))))
+    assert rl.replay_report(state).items == 8
+
+
+def test_single_items_for_several_environments_are_told_their_shape() -> None:
+    steps = numbered(10, 4)
+    loader = replaying(steps, 100, envs=4)
+    flat = jax.tree.map(lambda x: x.reshape(40, *x.shape[2:]), steps)
+    with pytest.raises(StateError, match=r"stand alone get it by `(x.*reshape\(-1, 4.*)`") as found:
+        fill_replay(loader.init_state(KEY), flat)
+    write = str(found.value).partition("get it by `")[2].partition("`")[0]
+    flat = jax.tree.map(lambda x: eval(write, {"x": x, "len": len}), flat)
+    assert rl.replay_report(fill_replay(loader.init_state(KEY), flat)).items == 40
+
+
+def aligned(n: int) -> np.ndarray:
+    """An array that JAX would use where it is, without a copy."""
+    raw = np.zeros(4 * n + 64, np.uint8)
+    begin = -raw.ctypes.data % 64
+    return raw[begin : begin + 4 * n].view(np.float32)
+
+
+@pytest.mark.parametrize("way", ["fill_replay", "feed_back"])
+def test_arrays_of_numpy_may_be_written_to_afterwards(way: str) -> None:
+    played = aligned(1 << 16)
+    replay = ReplayTransform(1 << 17, batch_size=1, collect=0, write="fifo")
+    loader = DataLoader([np.zeros(1, np.float32), replay])
+
+    @jax.jit
+    def late(state: Any) -> Any:
+        x = jnp.linalg.matrix_power(jnp.eye(300), 60)
+        return jax.tree.map(lambda leaf: leaf + (x[0, 1] * 0).astype(leaf.dtype), state)
+
+    state, batches = late(loader.init_state(KEY)), loader.iterate(loader.init_state(KEY))
+    for number in range(1, 6):
+        played[:] = number
+        if way == "fill_replay":
+            made = fill_replay(late(state), played)
+        else:
+            batches.state = late(state)
+            batches.feed_back(fill_replay, played)
+            made = batches.state
+        played[:] = -1  # as a simulator does, with the next step
+        assert (rl.read_replay(made)[-len(played) :] == number).all()
 
 
 def test_an_epoch_of_data_in_a_larger_buffer_is_as_long_as_the_data() -> None:

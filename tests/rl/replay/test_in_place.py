@@ -159,3 +159,16 @@ def test_items_in_host_memory_are_the_same_and_stay_there() -> None:
     assert same(made["host"], made["device"])
     whole = cereal.ReplayTransform(90, 8, collect=4, storage="host")(walk(num_envs=8))
     assert whole.init_state(KEY).layout.capacity == 96  # whole steps of 32
+
+
+def test_a_state_may_be_donated_and_the_parameters_stay_the_users() -> None:
+    params = {"stride": jnp.int32(1)}
+    replay = cereal.ReplayTransform(40, batch_size=8, collect=2)
+    loader = cereal.DataLoader([walk(steps_per_epoch=40), replay])
+    state = loader.init_state(KEY, policy_state=params)
+    scan = jax.jit(lambda state, carry: loader.scan_epoch(state, carry, _count), donate_argnums=0)
+    state, count, _ = scan(state, params["stride"])
+    assert int(count) == 1 + 17 * 8  # the first three batches of 20 are not real
+    state = loader.set_policy_state(state, params)
+    jax.jit(lambda state: loader.next_batch(state)[1], donate_argnums=0)(state)
+    assert int(params["stride"]) == 1

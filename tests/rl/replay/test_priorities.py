@@ -13,6 +13,7 @@ from tests.rl.replay.streams import KEY, numbered, replaying, same
 
 import cereal
 from cereal.rl import replay_report, set_priorities
+from cereal.rl.replay import drawing
 from cereal.rl.replay.sum_tree import priority_of
 
 PRIORITIZED: Any = {"sample": "prioritized", "alpha": 1.0}
@@ -250,3 +251,33 @@ def test_bad_priorities_of_a_batch_that_is_not_real_are_no_fault() -> None:
     assert not mask.any()
     made = jax.jit(set_priorities)(state, batch["index"], jnp.full(4, jnp.nan))
     assert (replay_report(made).refused, replay_report(made).overwritten) == (0, 0)
+
+
+def test_infinite_priorities_are_refused_for_every_alpha() -> None:
+    _, (batch, state, _) = filled(8, alpha=0.0)
+    state = jax.jit(set_priorities)(state, batch["index"], jnp.full(8, jnp.inf))
+    assert replay_report(state).refused == 8
+
+
+def test_weights_of_priorities_that_are_far_apart_do_not_vanish() -> None:
+    loader, (_, state, _) = filled(2, batch_size=2, beta=0.01, capacity=4, collect=2)
+    drawn = drawing.Drawn(jnp.arange(2), jnp.bool_(True), jnp.asarray([1e-20, 1e19]), jnp.ones(2))
+    weight = loader.source._weighted(state, drawn, jnp.bool_(True))["weight"]
+    np.testing.assert_allclose(weight, [1.0, 1e-39**0.01], rtol=1e-5)
+
+
+@pytest.mark.parametrize("over", ["replay", "buffer"])
+def test_of_items_that_were_drawn_from_a_mixture_nobody_knows_the_part(over: str) -> None:
+    names = {"index": np.uint32, "weight": np.float32, "probability": np.float32}
+    demos = {name: np.arange(40).astype(dtype) for name, dtype in names.items()}
+    demos["element"] = np.arange(40, dtype=np.int32)
+    online = [cereal.RangeSource(100), cereal.ReplayTransform(20, 4, collect=2, **PRIORITIZED)]
+    mixed = cereal.rl.MixedBatchesSource([online, [demos, cereal.BatchTransform(4)]])
+    stages = [cereal.ReplayTransform(64, batch_size=8)]
+    if over == "buffer":
+        buffer = cereal.BufferTransform(64, prefill=8, mode="shuffled")
+        stages = [cereal.UnbatchTransform(), buffer, cereal.BatchTransform(8)]
+    loader = cereal.DataLoader([mixed, *stages])
+    batch, state, _ = loader.next_batch(loader.init_state(KEY))
+    with pytest.raises(cereal.UsageError, match="their places do not say which part they are of"):
+        set_priorities(state, batch["index"], jnp.ones(8))

@@ -15,9 +15,11 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from ...base.capture import eager, resolve
 from ...device.placement import joining
+from ...device.transfer import copied
 from ...functions.compiled import Latest, TracedAgain
 from ...functions.meaning import tracing_context
 from ...functions.packed import packed
@@ -42,6 +44,8 @@ def step_from(source: Source[Any], state: Any) -> Iterator[Any]:
 
 def changed_in_place(fn: Callable[..., Any], state: Any, args: tuple[Any, ...]) -> Iterator[Any]:
     """The state that `fn(state, *args)` returns, packed."""
+    # The program may run later, when the user writes into his arrays again.
+    args = jax.tree.map(lambda x: copied(x) if isinstance(x, np.ndarray) else x, args)
     program, given = _kept_program(fn), (state, *args)
     if program is None:
         program, given = TracedAgain(_packing(fn), donate_first=True).prepared(state, *args)

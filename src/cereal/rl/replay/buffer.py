@@ -16,7 +16,7 @@ from ...pipeline.source import Mask, Source, check_source
 from ...pipeline.stage import Transform
 from ...pipeline.stream_stages import StreamWrapper
 from ...pipeline.traits import Traits
-from .items import item_axes
+from .items import check_values, item_axes
 from .ring import MOST_ITEMS, Ring, below, empty_ring, write_reservoir, write_ring, zeros_of
 from .state import Write
 from .storing import DRAW, WRITE, buffer_key, random_words
@@ -169,6 +169,7 @@ class BufferedStream(StreamWrapper[T_co]):
 
     def _step(self, state: BufferState) -> tuple[T_co, Mask, BufferState]:
         value, mask, below_state = self.source._step(state.source)
+        check_values(self.source, value, 0)
         real = mask.all()
         one = jax.tree.map(lambda x: x[None], value)
         if self.buffer.write_mode == "fifo":

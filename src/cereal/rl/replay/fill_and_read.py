@@ -14,7 +14,8 @@ from ...base.capture import any_traced, is_concrete
 from ...base.errors import StateError, UsageError
 from ...base.fitting import check_fits
 from ...base.spec import format_spec
-from ...device.transfer import to_host
+from ...device.transfer import copied, to_host
+from ...pipeline.source import Source
 from .host_memory import is_on_host
 from .replay_stream import store_all
 from .state import Layout, ReplayState, find_buffers, refuse_many, with_changed_buffer
@@ -83,6 +84,11 @@ def _stored(buffer: ReplayState, items: Any) -> ReplayState:
 
 
 def _as_items(elements: Any, buffer: ReplayState) -> Any:
+    if isinstance(elements, Source):
+        raise UsageError(
+            "`fill_replay`: `elements` is a source; of an indexed one, write "
+            "`fill_replay(state, source.take(np.arange(len(source))))`."
+        )
     wanted = buffer.ring.item
     columns = buffer.layout.columns
     axes = 2 if columns > 1 else 1
@@ -95,14 +101,19 @@ def _as_items(elements: Any, buffer: ReplayState) -> Any:
     def flat(path: Any, leaf: Any, item: Any) -> Any:
         if isinstance(leaf, np.ndarray):
             check_fits(leaf, f"`fill_replay`: `elements{jax.tree_util.keystr(path)}`")
-        leaf = jnp.asarray(leaf)
+        # The program may run later, when the user writes into his array again.
+        leaf = copied(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
         lead = leaf.shape[:axes]
         good = len(lead) == axes and leaf.shape[axes:] == item.shape and leaf.dtype == item.dtype
         if not good or (axes == 2 and lead[1] != columns):
-            between = f", {columns} environments" if axes == 2 else ""
+            name = f"elements{jax.tree_util.keystr(path)}"
+            between = f" and one of {columns} environments" if axes == 2 else ""
+            alone = axes == 2 and leaf.shape[1:] == item.shape and buffer.layout.ends is None
+            write = f"x[:len(x) // {columns} * {columns}].reshape(-1, {columns}, *x.shape[1:])"
+            more = f" Items that stand alone get it by `{write}`." if alone else ""
             raise StateError(
-                f"`fill_replay`: `elements{jax.tree_util.keystr(path)}` is {format_spec(leaf)}; "
-                f"it must be {format_spec(item)} with an axis of time{between} in front."
+                f"`fill_replay`: `{name}` is {format_spec(leaf)}; it must be {format_spec(item)} "
+                f"with an axis of time{between} in front.{more}"
             )
         return leaf.reshape(math.prod(lead), *item.shape)
 

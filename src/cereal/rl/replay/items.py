@@ -15,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...base.errors import PipelineError
+from ...base.fitting import canonical
 from ...base.spec import Spec, format_spec, named_places
 from ...host.element_spec import check_arrays
+from ...pipeline.positional import Positional
 from ...pipeline.source import Source
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class ItemAxes:
     lanes: tuple[int, ...]
     envs: tuple[int, ...]
     spec: Spec  # of an item
-    epoch: int  # steps in an epoch of the source
+    items_of_epoch: int  # of the source, if none is masked
 
     @property
     def columns(self) -> int:
@@ -42,11 +44,6 @@ class ItemAxes:
     def added(self) -> int:
         """How many items `collect` steps have."""
         return self.collect * math.prod(self.lanes) * self.columns
-
-    @property
-    def items_of_epoch(self) -> int:
-        """How many items an epoch of the source has, if none is masked."""
-        return self.epoch * math.prod(self.lanes) * self.columns
 
     @property
     def in_words(self) -> str:
@@ -89,6 +86,24 @@ def refuse_drawn(source: Any, label: str) -> None:
         )
 
 
+def check_values(source: Source[Any], values: Any, front: int) -> None:
+    """Refuses values that are not as their source said; `front` axes of steps are before them.
+
+    Stored under another dtype or shape, their bits would mean something else.
+    """
+    wanted = Spec(
+        jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, canonical(x.dtype)), source.element_spec()
+        )
+    )
+    found = Spec(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[front:], x.dtype), values))
+    if found != wanted:
+        raise PipelineError(
+            f"{source._label} gives {found}, but its `element_spec` says {wanted}; mend one of "
+            f"them."
+        )
+
+
 def item_axes(
     source: Source[Any], collect: int, label: str, num_envs: int | None = None
 ) -> ItemAxes:
@@ -126,4 +141,7 @@ def item_axes(
                 f"out, in a MapTransform before."
             )
     item = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[len(axes) :], x.dtype), spec)
-    return ItemAxes(collect, traits.lanes, envs, Spec(item), source.steps_per_epoch)
+    count = source.steps_per_epoch * math.prod(traits.lanes)
+    if isinstance(source, Positional):
+        count = min(count, traits.length)  # the last batch may go on with the next epoch
+    return ItemAxes(collect, traits.lanes, envs, Spec(item), count * math.prod(envs))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ...base.errors import PipelineError
+from ...base.errors import PipelineError, StateError
 from ...base.pytree import pytree_dataclass, set_fields, static_field
 from ...base.spec import Spec
 from ...device.transfer import sent
@@ -104,6 +104,12 @@ class MixedBatchesSource(CompiledStream[Any]):
         return MixedState(tuple(states), self.sizes)
 
     def _step(self, state: MixedState) -> tuple[Any, Mask, MixedState]:
+        if not isinstance(state, MixedState) or state.sizes != self.sizes:
+            found = state.sizes if isinstance(state, MixedState) else type(state).__name__
+            raise StateError(
+                f"{self._label}: the state is of another mixture, {found}; this one joins "
+                f"{self.sizes} items. Make a state with this loader's `init_state(key)`."
+            )
         steps = [part._step(own) for part, own in zip(self.parts, state.parts, strict=True)]
         values = jax.tree.map(lambda *each: jnp.concatenate(each), *(step[0] for step in steps))
         mask = jnp.concatenate([step[1] for step in steps])

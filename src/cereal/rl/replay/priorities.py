@@ -16,6 +16,7 @@ from ...base.pytree import set_copy
 from ...base.spec import format_spec
 from ...device.explicit_axes import everywhere
 from ...device.transfer import to_host
+from .buffer import BufferState
 from .ring import NO_AGE
 from .state import MixedState, ReplayState, refuse_many
 from .storing import are_whole
@@ -63,19 +64,23 @@ def set_priorities(state: Any, index: Any, priority: Any) -> Any:
     return made
 
 
-def _given(state: Any, index: Any, priority: Any) -> tuple[Any, int]:
-    """The state with these priorities, and how many buffers took them."""
+def _given(state: Any, index: Any, priority: Any, *, drawn: bool = False) -> tuple[Any, int]:
+    """The state with these priorities, and how many buffers took them.
+
+    `drawn`: the items of a batch were drawn, by a buffer above, from several batches below.
+    """
     nodes, structure = jax.tree.flatten(state, is_leaf=_takes_priorities)
     found = 0
     for number, node in enumerate(nodes):
         if isinstance(node, MixedState):
+            _refuse_drawn(drawn)
             nodes[number], inside = _given_parts(node, index, priority)
             found += inside
         elif isinstance(node, ReplayState) and node.nodes is not None:
             nodes[number] = _prioritized(node, index, priority)
             found += 1
-        elif isinstance(node, ReplayState):  # perhaps the buffer from which it is filled has them
-            source, inside = _given(node.source, index, priority)
+        elif isinstance(node, ReplayState | BufferState):  # perhaps a buffer below has them
+            source, inside = _given(node.source, index, priority, drawn=True)
             nodes[number] = set_copy(node, source=source)
             found += inside
     if found > 1 and not any(isinstance(node, MixedState) for node in nodes):
@@ -84,6 +89,15 @@ def _given(state: Any, index: Any, priority: Any) -> tuple[Any, int]:
             f"clear which one is meant; set them in the states of the parts."
         )
     return jax.tree.unflatten(structure, nodes), found
+
+
+def _refuse_drawn(drawn: bool) -> None:
+    if drawn:
+        raise UsageError(
+            "`set_priorities`: a buffer drew these items from batches of a MixedBatchesSource, so "
+            "their places do not say which part they are of; put the mixture after the buffer, or "
+            "set priorities in the states of the parts."
+        )
 
 
 def _given_parts(state: MixedState, index: Any, priority: Any) -> tuple[MixedState, int]:
@@ -111,7 +125,8 @@ def _prioritized(state: ReplayState, index: Any, priority: Any) -> ReplayState:
     late = ~there & (age < np.uint32(NO_AGE))
     age = jnp.where(there, age, 1).astype(jnp.int32)
     stored = priority ** np.float32(layout.alpha)
-    good = (priority >= 0) & (stored <= np.float32(LARGEST))  # False for NaN
+    # (False for NaN. With `alpha=0`, infinity is stored as 1.)
+    good = (priority >= 0) & (stored <= np.float32(LARGEST)) & jnp.isfinite(priority)
     stored = jnp.where(positive, jnp.maximum(stored, np.float32(SMALLEST)), np.float32(0))
     # Batches that are masked may name items that are not whole yet, or that do not exist.
     used = there & good & are_whole(state, age)
@@ -147,4 +162,4 @@ def _refuse_bad(priority: Any) -> None:
 
 
 def _takes_priorities(node: Any) -> bool:
-    return isinstance(node, ReplayState | MixedState)
+    return isinstance(node, ReplayState | MixedState | BufferState)

@@ -15,13 +15,13 @@ from ...base.numbers import as_count, as_optional_count
 from ...base.pytree import pytree_dataclass, set_fields, static_field
 from ...base.spec import format_spec
 from ...functions.function import Function, as_function
-from ...pipeline.positional import Positional
 from ...pipeline.source import Source, check_source
 from ...pipeline.stage import Transform
 from ..returns import as_fraction
-from .items import ItemAxes, item_axes, refuse_drawn
+from .items import ItemAxes, item_axes
 from .replay_stream import ReplayStream
 from .ring import MOST_ITEMS
+from .source_checks import check_fits, check_keys, check_source_of
 from .state import Layout, Sample, Write
 
 _OWNER = "ReplayTransform"
@@ -102,6 +102,7 @@ class ReplayTransform(Transform[Any, Any]):
     episode_end: str | None = static_field()
     storage: str = static_field()
     num_envs: int | None = static_field()
+    waits: bool = static_field()  # `prefill` was passed: more items than the data has may come
     numbers: tuple[float | None, float | None] = static_field()  # gamma and beta, if no arrays
     arrays: tuple[Any, Any]  # ... if they are arrays, or `beta` a function
     _elsewhere: ClassVar[dict[str, str]] = _NAMES_ELSEWHERE
@@ -134,6 +135,7 @@ class ReplayTransform(Transform[Any, Any]):
         capacity = (
             None if capacity is None else as_count(capacity, "capacity", _OWNER, most=MOST_ITEMS)
         )
+        waits = prefill is not None and capacity is not None
         size = as_count(batch_size, "batch_size", _OWNER, hint="say how many items a batch has")
         prefill = as_count(size if prefill is None else prefill, "prefill", _OWNER)
         _check_choice("sample", sample, get_args(Sample))
@@ -154,6 +156,7 @@ class ReplayTransform(Transform[Any, Any]):
             episode_end=episode_end,
             storage=storage,
             num_envs=as_optional_count(num_envs, "num_envs", _OWNER),
+            waits=waits,
             **_numbers_and_arrays(gamma, beta),
         )
         self._check_options()
@@ -207,6 +210,16 @@ class ReplayTransform(Transform[Any, Any]):
                 f"`{'sequence' if self.sequence else 'n_step'}`. (Steps in a row, each once, are "
                 f"what `BatchTransform(T)` gives.)"
             )
+        if self.write == "reservoir" and self.storage == "host":
+            raise PipelineError(
+                f'{_OWNER}: `storage="host"` writes the items of a step side by side, and a '
+                f'reservoir writes them anywhere; leave `storage` out, or pass `write="fifo"`.'
+            )
+        if self.n_step and self.episode_end != "done":
+            raise PipelineError(
+                f"{_OWNER}: `episode_end={self.episode_end!r}` is for sequences; n-step returns "
+                f'end where "done" is True, so give your key that name, with a RenameTransform.'
+            )
         if self.sample == "queue" and not self.collect:
             raise PipelineError(
                 f"{_OWNER}: a queue with `collect=0` would be empty after one epoch; for each "
@@ -221,9 +234,10 @@ class ReplayTransform(Transform[Any, Any]):
     def _check_prefill(self, capacity: int) -> None:
         if self.prefill > capacity:
             full = capacity == self.capacity
-            what, fix = (
-                ("capacity", ", or raise `capacity`") if full else ("the length of the data", "")
-            )
+            what, fix = "capacity", ", or raise `capacity`"
+            if not full:
+                what = "the length of the data"
+                fix = ". (If `fill_replay` adds more, pass `capacity` and `prefill`)"
             raise PipelineError(
                 f"{_OWNER}: `prefill={self.prefill}` is more than {what}, {capacity}, so no batch "
                 f"would ever be real; lower `prefill` and `batch_size`{fix}."
@@ -232,16 +246,18 @@ class ReplayTransform(Transform[Any, Any]):
     def __call__(self, source: Source[Any]) -> Source[Any]:
         check_source(source, self._label)
         axes = item_axes(source, max(self.collect, 1), self._label, self.num_envs)
-        self._check_source(source)
+        check_source_of(self, source)
         capacity = axes.capacity_for(self)
-        self._check_prefill(capacity if self.collect else min(capacity, axes.items_of_epoch))
+        self._check_prefill(
+            capacity if self.collect or self.waits else min(capacity, axes.items_of_epoch)
+        )
         if capacity > MOST_ITEMS:
             raise PipelineError(
                 f"{self._label}: {source._label} has {capacity} items, more than the {MOST_ITEMS} "
                 f"that a buffer can count; pass a smaller `capacity`."
             )
-        self._check_fits(capacity, axes)
-        self._check_keys(axes)
+        check_fits(self, capacity, axes)
+        check_keys(self, axes)
         return ReplayStream(source, self, self._layout(capacity, axes), axes)
 
     def _layout(self, capacity: int, axes: ItemAxes) -> Layout:
@@ -257,84 +273,6 @@ class ReplayTransform(Transform[Any, Any]):
             ends=None if self.span == 1 else "done" if self.n_step else self.episode_end,
             returns=bool(self.n_step),
         )
-
-    def _check_source(self, source: Source[Any]) -> None:
-        if not self.collect and not isinstance(source, Positional):
-            raise PipelineError(
-                f"{self._label}: `collect=0` stores one epoch of data in `init_state`, and "
-                f"{source._label} is a stream, which has no end; pass `collect=1` or more."
-            )
-        if self.in_a_row and isinstance(source, Positional):
-            raise PipelineError(
-                f"{self._label} needs steps in a row, but {source._label} is an indexed pipeline, "
-                f"whose elements are stored in any order; for episodes that are stored already, "
-                f"write `cereal.rl.EpisodeSource(episodes, n_step=...)` or `(..., window=...)`."
-            )
-        if self.in_a_row:
-            refuse_drawn(source, self._label)
-        if self.in_a_row and source.traits.masks:
-            raise PipelineError(
-                f"{self._label} needs steps in a row, and a stage before it masks some of them, "
-                f"which would be missing; put that stage after it."
-            )
-        if self.storage == "host" and (source.traits.envs is None or source.traits.masks):
-            raise PipelineError(
-                f'{self._label}: `storage="host"` is for rollouts whose steps are all real; '
-                f"{source._label} may mask some. Leave `storage` out."
-            )
-
-    def _check_fits(self, capacity: int, axes: ItemAxes) -> None:
-        behind = (self.span - 1) * axes.columns
-        least = behind + axes.added
-        if capacity < least and self.collect:
-            what = f"sequence={self.sequence}" if self.sequence else f"n_step={self.n_step}"
-            more = f"; `{what}` needs {behind} items more" if behind else ""
-            raise PipelineError(
-                f"{self._label}: each batch adds {axes.added} items ({axes.in_words}){more}, but "
-                f"the capacity is {capacity}; raise it to at least {least}."
-            )
-        if self.sample != "queue":
-            return
-        if axes.added > self.batch_size:
-            raise PipelineError(
-                f"{self._label}: each batch adds {axes.added} items ({axes.in_words}) and takes "
-                f"{self.batch_size}, so the queue would overflow, and items be lost; pass "
-                f"`batch_size={axes.added}` or more, or collect less."
-            )
-        least = max(self.prefill, self.batch_size) + axes.added - 1
-        if capacity < least:
-            raise PipelineError(
-                f"{self._label}: until a batch is real, {least} items may wait, but the capacity "
-                f"is {capacity}; raise it to at least {least}."
-            )
-
-    def _check_keys(self, axes: ItemAxes) -> None:
-        item = axes.spec.tree
-        added = ["index", "weight", "probability"] if self.sample == "prioritized" else []
-        if self.n_step:
-            added += ["n_step_return", "bootstrap_state", "bootstrap_discount"]
-        wanted = ["reward", "done", "next_state"] if self.n_step else []
-        wanted += [self.episode_end] if self.sequence and self.episode_end is not None else []
-        for name in wanted:
-            if not isinstance(item, dict) or name not in item:
-                found = sorted(item) if isinstance(item, dict) else format_spec(item)
-                other = "" if self.n_step else ", or pass `episode_end=None` if there are none"
-                raise PipelineError(
-                    f"{self._label}: elements have no key {name!r}, by which it knows where "
-                    f"episodes end or what to sum, they have {found}; give it that name with a "
-                    f"RenameTransform{other}."
-                )
-            if name != "next_state" and item[name].shape:
-                raise PipelineError(
-                    f"{self._label}: `{name}` must be one number for each item, but is "
-                    f"{format_spec(item[name])}{axes.hint}."
-                )
-        twice = [name for name in added if isinstance(item, dict) and name in item]
-        if twice:
-            raise PipelineError(
-                f"{self._label} adds {twice[0]!r}, but elements have that key already; rename it "
-                f'before, with `RenameTransform({{"{twice[0]}": ...}})`.'
-            )
 
     @property
     def gamma(self) -> Any:

@@ -29,7 +29,7 @@ from .drawing import (
     windows,
     with_n_steps,
 )
-from .items import ItemAxes
+from .items import ItemAxes, check_values
 from .state import Layout, ReplayState, empty_replay, refuse_many
 from .storing import buffer_key, store
 
@@ -92,7 +92,8 @@ class ReplayStream(StreamWrapper[Any]):
         if self.replay.collect:
             return self._empty(below, own)
         state = _filled(self, self._empty(None, own), below)
-        if is_concrete(state.ring.count) and int(state.ring.count) < self.replay.prefill:
+        known = is_concrete(state.ring.count) and not self.replay.waits
+        if known and int(state.ring.count) < self.replay.prefill:
             raise PipelineError(
                 f"{self._label}: only {int(state.ring.count)} items of {self.source._label} are "
                 f"real, fewer than `prefill={self.replay.prefill}`, so no batch would ever be "
@@ -126,6 +127,7 @@ class ReplayStream(StreamWrapper[Any]):
             values, mask, below = self.source._step(state.source)
         else:
             values, mask, below = self.source._step_many(state.source, steps)
+        check_values(self.source, values, int(steps > 1))
         return store(set_copy(state, source=below), *self.axes.flat(values, mask, steps))
 
     def _drawn(self, state: ReplayState) -> tuple[Any, Mask, ReplayState]:
@@ -157,12 +159,12 @@ class ReplayStream(StreamWrapper[Any]):
         The weight is (n * probability)**-beta, divided by the largest of the batch. That division
         leaves nothing of n and of the sum of priorities.
         """
-        smallest = jnp.min(drawn.priority)
-        share = jnp.where(ready, smallest / drawn.priority, np.float32(0))
         beta = self.replay.weight_exponent(state.batches)
+        # (Not the power of a quotient, which may be too small for a float32.)
+        weight = jnp.min(drawn.priority) ** beta / drawn.priority**beta
         return {
             "index": jnp.where(ready, number_of(state.ring, drawn.slots), no_item(state.ring)),
-            "weight": jnp.where(ready, share**beta, np.float32(0)),
+            "weight": jnp.where(ready, weight, np.float32(0)),
             "probability": jnp.where(ready, drawn.priority / drawn.total, np.float32(0)),
         }
 
@@ -173,8 +175,10 @@ def _filled(stream: ReplayStream, state: ReplayState, below: Any) -> ReplayState
     steps = source.steps_per_epoch
     read = run_many if eager() else type(source)._step_many
     values, mask, _ = read(source, below, steps)
+    check_values(source, values, 1)
     items, real = stream.axes.flat(values, mask, steps)
-    return store_all(state, items, real)
+    # The last batch may go on with the next epoch, whose elements are there already.
+    return store_all(state, items, real & (np.arange(len(real)) < stream.axes.items_of_epoch))
 
 
 def store_all(state: ReplayState, items: Any, real: Any) -> ReplayState:
