@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
+from tests.aligned import aligned
 
 import cereal
 from cereal import dataset_to_jax
@@ -179,9 +180,7 @@ def test_data_may_be_written_to_as_soon_as_the_source_is_built(columns: int) -> 
         return jnp.linalg.matrix_power(jnp.eye(300), 60)
 
     for number in range(1, 6):
-        raw = np.zeros(4096 * columns + 64, np.uint8)
-        begin = -raw.ctypes.data % 64  # JAX would use the memory of such an array as it is
-        data = raw[begin : begin + 4096 * columns].reshape(4096, columns)
+        data = aligned((4096, columns), np.uint8)
         data[:] = number
         long()  # the device is busy, and copies later
         source = cereal.ArraySampleSource(data, ordering="sequential")

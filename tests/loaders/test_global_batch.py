@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from tests.aligned import aligned
 
 import cereal
 
@@ -54,3 +55,10 @@ def test_numbers_of_64_bits_that_fit_are_taken() -> None:
     assert batch["a"].dtype == np.int32
     assert batch["b"].dtype == np.float32
     jax.tree.map(np.testing.assert_array_equal, batch, local)
+
+
+def test_a_batch_may_be_written_to_afterwards() -> None:
+    local = aligned((4, 8), np.float32)
+    batch = cereal.global_batch(local, (MESH, P("data", "seq")))
+    local[:] = 1
+    assert not np.asarray(batch).any()

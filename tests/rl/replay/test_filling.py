@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.aligned import aligned
 from tests.rl.corridor import Corridor
 from tests.rl.replay.streams import KEY, numbered, pairs, replaying, same
 
@@ -207,16 +208,9 @@ def test_single_items_for_several_environments_are_told_their_shape() -> None:
     assert rl.replay_report(fill_replay(loader.init_state(KEY), flat)).items == 40
 
 
-def aligned(n: int) -> np.ndarray:
-    """An array that JAX would use where it is, without a copy."""
-    raw = np.zeros(4 * n + 64, np.uint8)
-    begin = -raw.ctypes.data % 64
-    return raw[begin : begin + 4 * n].view(np.float32)
-
-
 @pytest.mark.parametrize("way", ["fill_replay", "feed_back"])
 def test_arrays_of_numpy_may_be_written_to_afterwards(way: str) -> None:
-    played = aligned(1 << 16)
+    played = aligned((1 << 16,), np.float32)
     replay = ReplayTransform(1 << 17, batch_size=1, collect=0, write="fifo")
     loader = DataLoader([np.zeros(1, np.float32), replay])
 

@@ -45,7 +45,8 @@ def _as_array(leaf: Any, place: str) -> np.ndarray:
         raise UsageError(
             f"global_batch: {place} must be an array or a number, got {type(leaf).__name__}."
         )
-    array = np.asarray(leaf)
+    # A copy: JAX may send the array later, or use its memory, and the user may write into it.
+    array = np.array(leaf) if isinstance(leaf, np.ndarray) else np.asarray(leaf)
     return narrowed(array, canonical(array.dtype), f"global_batch: {place}")
 
 
