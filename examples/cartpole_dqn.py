@@ -7,8 +7,8 @@ Each batch of the loader makes one step in four environments, stores the four tr
 hands the new errors back to the buffer, and the new parameters and epsilon to the environments.
 After every 500 batches the greedy policy plays 64 episodes: these means are the learning curve. The
 program prints the return of each seed's last network. All of 16 seeds end above 480 of 500; five
-take 45 seconds on two CPU cores. `--data PATH` writes all transitions of the first seed to a file,
-from which `cartpole_offline.py` learns.
+take 45 seconds on two CPU cores. `--data PATH` writes the first seed's buffer to a file, the newest
+100,000 transitions at most, from which `cartpole_offline.py` learns.
 """
 
 from __future__ import annotations
