@@ -11,21 +11,35 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...base.errors import PipelineError
+from ...base.errors import CerealError, PipelineError
 from ...base.extras import needs
 from ...base.paths import as_path
 from .episode import chosen_infos
 
-_METADATA = "metadata.json"
+METADATA = "metadata.json"
 _VARIABLE = "MINARI_DATASETS_PATH"
+_LARGE, _MOST_PACKED = 1 << 26, 1100  # bytes; no compression of HDF5 makes 1 of more
+AGAIN = "get the dataset again, or name those episodes that you want, `episodes=[...]`"
+_RAW = (  # what h5py, pyarrow and PIL raise for files that are damaged
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class MinariFolder(NamedTuple):
@@ -35,7 +49,8 @@ class MinariFolder(NamedTuple):
     format: str
     observations: Any  # the space, as JSON has it; None if it is not written down
     actions: Any
-    total: Any  # how many episodes there should be; None if it is not written down
+    total: int | None  # how many episodes there should be; None if it is not written down
+    steps: int | None  # and how many steps all of them have
     owner: str
 
     def space(self, name: str) -> Any:
@@ -46,12 +61,16 @@ def open_folder(folder: Any, owner: str) -> MinariFolder:
     """The dataset in a folder, or of this name in the folder where Minari keeps datasets."""
     data = _find(folder, owner)
     try:
-        known = json.loads((data / _METADATA).read_text())
+        known = json.loads((data / METADATA).read_text())
         spaces = [_space(known.get(f"{name}_space")) for name in ("observation", "action")]
     except (ValueError, AttributeError) as error:
         raise PipelineError(
-            f"{owner}: '{data / _METADATA}' is no JSON of a Minari dataset: {error}."
+            f"{owner}: '{data / METADATA}' is no JSON of a Minari dataset: {error}."
         ) from error
+    place = f"{owner}: '{data / METADATA}'"
+    for name, space in zip(("observation_space", "action_space"), spaces, strict=True):
+        _check_space(space, place, name)
+    total, steps = (_count(known, name, place) for name in ("total_episodes", "total_steps"))
     found = known.get("data_format", "hdf5")
     if found not in ("hdf5", "arrow", "parquet"):
         raise PipelineError(
@@ -59,11 +78,46 @@ def open_folder(folder: Any, owner: str) -> MinariFolder:
             f"'arrow' and 'parquet'. Read it by Minari itself: "
             f"`EpisodeSource(minari.load_dataset(name).iterate_episodes())`."
         )
-    return MinariFolder(data, found, spaces[0], spaces[1], known.get("total_episodes"), owner)
+    return MinariFolder(data, found, spaces[0], spaces[1], total, steps, owner)
 
 
 def _space(text: Any) -> Any:
     return json.loads(text) if isinstance(text, str) else text
+
+
+def _check_space(space: Any, place: str, name: str) -> None:
+    """Refuses what is no space, as Minari writes them; None: it is not written down."""
+    if space is None:
+        return
+    if not _is_space(space):
+        raise PipelineError(
+            f"{place}: `{name}` is no space that Minari writes, got {space!r:.80}; get the dataset "
+            f"again, or correct it there."
+        )
+    inner = space.get("subspaces", {})
+    for key, each in inner.items() if isinstance(inner, dict) else enumerate(inner):
+        _check_space(each, place, f"{name}[{key!r}]")
+
+
+def _is_space(space: Any) -> bool:
+    kind = space.get("type") if isinstance(space, dict) else None
+    if kind in ("Dict", "Tuple"):
+        return isinstance(space.get("subspaces"), dict if kind == "Dict" else list)
+    try:
+        shape_of(space)
+    except (KeyError, TypeError, ValueError):
+        return False
+    return isinstance(kind, str) and isinstance(space.get("subspaces", {}), dict | list)
+
+
+def _count(known: dict[str, Any], name: str, place: str) -> int | None:
+    number = known.get(name)
+    if number is None or (type(number) is int and number >= 0):
+        return number
+    raise PipelineError(
+        f"{place}: `{name}` must be a whole number, got {number!r:.60}; get the dataset again, or "
+        f"correct it there."
+    )
 
 
 def _find(folder: Any, owner: str) -> Path:
@@ -72,11 +126,11 @@ def _find(folder: Any, owner: str) -> Path:
     kept = Path(os.environ.get(_VARIABLE) or Path.home() / ".minari" / "datasets")
     for place in (path, kept / path):
         for data in (place / "data", place):
-            if (data / _METADATA).is_file():
+            if (data / METADATA).is_file():
                 return data
     if path.exists():
         raise PipelineError(
-            f"{owner}: '{path}' is no Minari dataset: it has no 'data/{_METADATA}'; pass the "
+            f"{owner}: '{path}' is no Minari dataset: it has no 'data/{METADATA}'; pass the "
             f"folder of one dataset, such as '{path}/door/human-v2'."
         )
     raise PipelineError(
@@ -86,19 +140,46 @@ def _find(folder: Any, owner: str) -> Path:
     )
 
 
+@contextmanager
+def reading(where: str, folder: MinariFolder) -> Iterator[None]:
+    """Says which episode of which file it is that cannot be read."""
+    try:
+        yield
+    except CerealError:
+        raise
+    except _RAW as error:
+        raise PipelineError(
+            f"{folder.owner}: {where} cannot be read: {type(error).__name__}: {error}. The file "
+            f"may be damaged: {AGAIN}."
+        ) from error
+
+
+def by_number(names: Iterable[str], prefix: str, folder: MinariFolder) -> dict[int, str]:
+    """The names of the episodes by their numbers, in order."""
+    found: dict[int, str] = {}
+    for name in names:
+        digits = name[len(prefix) :]
+        if not (digits.isascii() and digits.isdecimal()):
+            raise PipelineError(
+                f"{folder.owner}: '{folder.data}' has {name!r}, which is no name of an episode; "
+                f"rename it, as '{prefix}0', or take it out."
+            )
+        other = found.setdefault(int(digits), name)
+        if other != name:
+            raise PipelineError(
+                f"{folder.owner}: '{folder.data}' has {min(name, other)!r} and "
+                f"{max(name, other)!r}, which are both episode {int(digits)}; take one of them out."
+            )
+    return dict(sorted(found.items()))
+
+
 def chosen(found: Sequence[int], episodes: Any, folder: MinariFolder) -> Sequence[int]:
     """The numbers of the episodes to read; `episodes=None`: all."""
     if not found:
         raise PipelineError(f"{folder.owner}: '{folder.data}' has no episodes.")
     known = set(found)
     if episodes is None:
-        missing = [n for n in range(folder.total or 0) if n not in known]
-        if missing:
-            raise PipelineError(
-                f"{folder.owner}: '{folder.data}' has no episode {missing[0]}, but '{_METADATA}' "
-                f"says that there are {folder.total}; get the dataset again, or name those that "
-                f"you want, `episodes=[...]`."
-            )
+        _check_total(known, folder)
         return found
     try:
         wanted = [_as_number(number) for number in episodes]
@@ -116,6 +197,20 @@ def chosen(found: Sequence[int], episodes: Any, folder: MinariFolder) -> Sequenc
     return wanted
 
 
+def _check_total(known: set[int], folder: MinariFolder) -> None:
+    """Refuses more episodes, or fewer, than the metadata say."""
+    if folder.total is None:
+        return
+    missing = next((n for n in range(folder.total) if n not in known), None)
+    if missing is None and len(known) == folder.total:
+        return
+    has = f"{len(known)} episodes" if missing is None else f"no episode {missing}"
+    raise PipelineError(
+        f"{folder.owner}: '{folder.data}' has {has}, but '{METADATA}' says that there are "
+        f"{folder.total}; {AGAIN}."
+    )
+
+
 def _as_number(number: Any) -> int:
     if isinstance(number, bool | np.bool_):  # of a mask
         raise TypeError
@@ -130,56 +225,90 @@ def hdf5_episodes(folder: MinariFolder, episodes: Any, infos: Any) -> Iterator[t
     h5py, path = needs("h5py", "hdf5", folder.owner), folder.data / "main_data.hdf5"
     try:
         file = h5py.File(path, "r")
-    except OSError as error:
-        raise PipelineError(f"{folder.owner}: '{path}' cannot be opened: {error}.") from error
+    except _RAW as error:
+        raise PipelineError(
+            f"{folder.owner}: '{path}' cannot be opened: {error}. Get the dataset again."
+        ) from error
     with file:
-        numbers = sorted(int(name[8:]) for name in file if name.startswith("episode_"))
-        for number in chosen(numbers, episodes, folder):
+        with reading(f"'{path}'", folder):
+            names = by_number(
+                [name for name in file if name.startswith("episode_")], "episode_", folder
+            )
+        for number in chosen(list(names), episodes, folder):
             where = f"episode {number} of '{path}'"
-            yield where, _of_group(file[f"episode_{number}"].id, folder, infos, where)
+            with reading(where, folder):
+                group = _opened(file.id, names[number].encode())
+                parts = _of_group(group, folder, infos, where)
+            yield where, parts
 
 
 def _of_group(group: Any, folder: MinariFolder, infos: Any, where: str) -> dict[str, Any]:
     """The parts of an episode. (By ids, not by objects of h5py, which take twice as long.)"""
     owner = f"{folder.owner}: {where}"
+    if not _is_group(group):
+        raise PipelineError(f"{owner} is no group of HDF5, but one array; {AGAIN}.")
     parts = {}
-    for name, node in _nodes(group).items():
-        if name == "infos":
-            inner = _nodes(node)
-            parts[name] = {
-                key: _of_node(inner[key], None, owner, f"infos[{key!r}]")
-                for key in chosen_infos(list(inner), infos, owner)
-            }
+    for name in group:
+        if name != b"infos":
+            key = name.decode()
+            parts[key] = _of_node(_opened(group, name), folder.space(key), owner, key)
         else:
-            parts[name] = _of_node(node, folder.space(name), owner, name)
+            parts["infos"] = _infos_of(_opened(group, name), infos, owner) if infos else {}
     return parts
 
 
-def _nodes(group: Any) -> dict[str, Any]:
-    opened = needs("h5py", "hdf5", "MinariSource").h5o.open
-    return {name.decode(): opened(group, name) for name in group}
+def _infos_of(group: Any, infos: Any, owner: str) -> dict[str, Any]:
+    if not _is_group(group):
+        raise PipelineError(
+            f"{owner}: `infos` is no group of HDF5, but one array; leave it out, `infos=False`."
+        )
+    names = chosen_infos([name.decode() for name in group], infos, owner)
+    return {
+        key: _of_node(_opened(group, key.encode()), None, owner, f"infos[{key!r}]") for key in names
+    }
+
+
+def _opened(group: Any, name: bytes) -> Any:
+    return needs("h5py", "hdf5", "MinariSource").h5o.open(group, name)
+
+
+def _is_group(node: Any) -> bool:
+    return isinstance(node, needs("h5py", "hdf5", "MinariSource").h5g.GroupID)
 
 
 def _of_node(node: Any, space: Any, owner: str, name: str) -> Any:
     """A dataset as an array; a group as a dict, or as a tuple if that is what was written."""
-    h5py = needs("h5py", "hdf5", "MinariSource")
-    if not isinstance(node, h5py.h5g.GroupID):
-        return _images(_array(node, h5py), space, owner, name)
-    nodes, inner = _nodes(node), (space or {}).get("subspaces")
-    if not isinstance(inner, dict) and nodes and all(key == f"_index_{key[7:]}" for key in nodes):
+    if not _is_group(node):
+        return _images(_array(node), space, owner, name)
+    nodes = {key.decode(): _opened(node, key) for key in node}
+    inner, places = (space or {}).get("subspaces"), [f"_index_{at}" for at in range(len(nodes))]
+    if isinstance(inner, list):
+        check_parts(nodes, [f"_index_{at}" for at in range(len(inner))], owner, name)
+    if not isinstance(inner, dict) and nodes and set(nodes) == set(places):
         spaces = inner or [None] * len(nodes)
         return tuple(
-            _of_node(nodes[f"_index_{at}"], spaces[at], owner, f"{name}[{at}]")
-            for at in range(len(nodes))
+            _of_node(nodes[place], spaces[at], owner, f"{name}[{at}]")
+            for at, place in enumerate(places)
         )
-    spaces = inner or {}
+    known = inner if isinstance(inner, dict) else {}
     return {
-        key: _of_node(each, spaces.get(key), owner, f"{name}[{key!r}]")
+        key: _of_node(each, known.get(key), owner, f"{name}[{key!r}]")
         for key, each in nodes.items()
     }
 
 
-def _array(dataset: Any, h5py: Any) -> np.ndarray:
+def check_parts(found: Collection[str], wanted: Collection[str], owner: str, name: str) -> None:
+    """Refuses parts of a dict or tuple that are others than those of its space."""
+    if set(found) != set(wanted):
+        raise PipelineError(
+            f"{owner}: `{name}` has the parts {sorted(found)}, but its space in '{METADATA}' has "
+            f"{sorted(wanted)}; get the dataset again, or correct the space."
+        )
+
+
+def _array(dataset: Any) -> np.ndarray:
+    h5py = needs("h5py", "hdf5", "MinariSource")
+    _check_stored(dataset)
     if dataset.dtype.hasobject or not dataset.shape or not all(dataset.shape):
         return np.asarray(h5py.Dataset(dataset)[()])
     array = np.empty(dataset.shape, dataset.dtype)
@@ -187,13 +316,44 @@ def _array(dataset: Any, h5py: Any) -> np.ndarray:
     return array
 
 
+def _check_stored(dataset: Any) -> None:
+    """Refuses a shape that cannot be true, before memory is filled with what is not there."""
+    size = math.prod(dataset.shape or ()) * dataset.dtype.itemsize
+    if size > _LARGE and size > _MOST_PACKED * dataset.get_storage_size():
+        raise ValueError(
+            f"an array of shape {dataset.shape} is said to be in "
+            f"{dataset.get_storage_size()} bytes of the file"
+        )
+
+
 def _images(array: np.ndarray, space: Any, owner: str, name: str) -> np.ndarray:
     """The array; if Minari has written images as JPEG files, their pixels."""
     shape = shape_of(space)
-    ragged = array.dtype == object and len(array) and isinstance(array[0], np.ndarray)
+    ragged = array.dtype == object and array.ndim and _are_bytes(array)
     if ragged or (shape is not None and len(shape) > 1 and array.ndim == 2):
+        if not (ragged or _are_jpeg(array)):
+            raise unlike_space(array.shape[1:], shape, owner, name)
         return decoded([np.asarray(each).tobytes() for each in array], owner, name)
     return array
+
+
+def _are_bytes(rows: np.ndarray) -> bool:
+    return len(rows) > 0 and all(getattr(row, "dtype", None) == np.uint8 for row in rows)
+
+
+def _are_jpeg(array: np.ndarray) -> bool:
+    """Whether some row begins as a JPEG file does; other rows may be damaged."""
+    return array.dtype == np.uint8 and bool((array[:, :2] == [0xFF, 0xD8]).all(axis=1).any())
+
+
+def unlike_space(
+    found: tuple[int, ...], shape: tuple[int, ...] | None, owner: str, name: str
+) -> PipelineError:
+    """The error for rows that are not of the shape of their space."""
+    return PipelineError(
+        f"{owner}: each row of `{name}` has the shape {found}, but its space in '{METADATA}' has "
+        f"{shape}; get the dataset again, or correct the space."
+    )
 
 
 def shape_of(space: Any) -> tuple[int, ...] | None:

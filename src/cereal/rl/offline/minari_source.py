@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...base.errors import PipelineError
@@ -10,7 +11,7 @@ from ...base.pytree import pytree_dataclass
 from .episode import Rules
 from .episodic import Episodic, set_episodic
 from .minari_arrow import arrow_episodes
-from .minari_folder import hdf5_episodes, open_folder
+from .minari_folder import AGAIN, METADATA, MinariFolder, hdf5_episodes, open_folder
 
 _OWNER = "MinariSource"
 
@@ -62,9 +63,10 @@ class MinariSource(Episodic):
         rules = Rules(_OWNER, infos, unfinished).checked()
         found = open_folder(folder, _OWNER)
         read = hdf5_episodes if found.format == "hdf5" else arrow_episodes
+        recorded = read(found, episodes, rules.infos)
         set_episodic(
             self,
-            read(found, episodes, rules.infos),
+            _with_all_steps(recorded, found) if episodes is None else recorded,
             rules,
             n_step=n_step,
             gamma=gamma,
@@ -73,4 +75,19 @@ class MinariSource(Episodic):
             pad=pad,
             ordering=ordering,
             index_key=index_key,
+        )
+
+
+def _with_all_steps(
+    episodes: Iterable[tuple[str, Any]], folder: MinariFolder
+) -> Iterator[tuple[str, Any]]:
+    """All episodes; refuses them at the end if they have not as many steps as there should be."""
+    steps = 0
+    for where, parts in episodes:
+        yield where, parts  # and it is checked before it is counted
+        steps += len(parts["rewards"])
+    if folder.steps not in (None, steps):
+        raise PipelineError(
+            f"{folder.owner}: the episodes of '{folder.data}' have {steps} steps, but "
+            f"'{METADATA}' says that there are {folder.steps}; {AGAIN}."
         )
