@@ -86,6 +86,30 @@ def test_observations_of_a_wrong_length_shape_or_dtype() -> None:
     )
 
 
+MASKED = np.ma.masked_array(np.ones(4, np.float32), [False, True, False, False])
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ({"rewards": MASKED}, "`rewards`"),
+        ({"rewards": [1.0, np.ma.masked, 2.0, 3.0]}, "`rewards`"),
+        ({"truncations": np.ma.masked_array(NO, ~NO)}, "`truncations`"),
+        ({"actions": (np.ones(4, "u1"), MASKED)}, r"`actions\[1\]`"),
+        ({"observations": {"x": np.ma.masked_equal(np.arange(5), 3)}}, r"`observations\['x'\]`"),
+        ({"infos": {"ok": MASKED}}, r"`infos\['ok'\]`"),
+        ({"infos": {"ok": [np.ma.masked, 1.0, 2.0, 3.0]}}, r"`infos\['ok'\]`"),
+    ],
+)
+def test_masked_numbers_are_refused(parts: Any, name: str) -> None:
+    refused(changed(**parts), rf"episode 2: {name} is a masked array, .*fill it: `x.filled\(0\)`")
+
+
+def test_a_masked_array_without_masked_numbers_is_an_array() -> None:
+    source = EpisodeSource([{**GOOD[0], "rewards": np.ma.masked_array(np.arange(3.0))}])
+    assert np.asarray(source.take(np.arange(3))["reward"]).tolist() == [0, 1, 2]
+
+
 def test_integers_that_do_not_fit_are_named() -> None:
     right = episode(4, 2)["observations"]
     refused(
@@ -130,6 +154,8 @@ def test_wrong_episodes(episodes: Any, match: str) -> None:
         ({"gamma": 1.5}, r"`gamma` must be a number from 0 to 1"),
         ({"period": 2}, r"`period=` is for windows; pass `window=`"),
         ({"pad": False}, r"`pad=` is for windows; pass `window=`"),
+        ({"window": 2, "pad": "no"}, r"`pad` must be True or False, got 'no'"),
+        ({"window": 2, "pad": None}, r"`pad` must be True or False, got None"),
         ({"unfinished": "drop"}, r'`unfinished` must be "error" or "truncate", got \'drop\''),
         ({"infos": "ok"}, r"`infos` must be True, False or a list of names, got 'ok'"),
         ({"infos": ["no"]}, r"episode 0 has no info 'no'; it has \['of_reset_too', 'ok'\]"),

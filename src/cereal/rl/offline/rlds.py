@@ -23,9 +23,10 @@ from ...base.errors import PipelineError, in_one_line
 from ...base.extras import needs
 from ...base.paths import as_path
 from ...reading.bridges.tensorflow import hide_gpus
+from ...reading.bridges.tfds import is_data_source
 from ...sources.array_trees import array_leaves
-from .episode import NAMES, Rules, as_flags, chosen_infos
-from .rlds_records import Keys, check_files, episodes_of_files, episodes_of_source
+from .episode import NAMES, Rules, as_flags, chosen_infos, refuse_masked
+from .rlds_records import Keys, check_files, check_source, episodes_of_files, episodes_of_source
 
 _NEEDED = ("observation", "action", "reward", "is_last", "is_terminal")
 _AT_ONCE = 256  # steps: tf.data makes room for so many, whatever an episode has
@@ -44,6 +45,8 @@ def rlds_episodes(data: Any, split: Any, rules: Rules) -> Iterator[tuple[str, An
             f"another, got {type(data).__name__}; of one episode, write `[episode]`."
         )
     _check_dataset(data, owner)
+    if is_data_source(data):
+        check_source(data, place.removeprefix(" of "), owner)
     data = episodes_of_source(data, _keys(rules), owner) or data
     for number, episode in enumerate(data):
         where = f"episode {number}{place}"
@@ -58,6 +61,8 @@ def _keys(rules: Rules) -> Keys:
 def _stored(folder: Any, split: Any, rules: Rules) -> tuple[Any, str]:
     """The episodes of a folder that TFDS has written, in the order of its files."""
     owner = rules.owner
+    if not folder.is_dir():
+        raise PipelineError(f"{owner}: there is no folder '{folder}'; mend the path.")
     if not (folder / "features.json").is_file():
         raise PipelineError(
             f"{owner}: '{folder}' is no dataset of TFDS: it has no 'features.json'; pass the "
@@ -84,14 +89,11 @@ def _stored(folder: Any, split: Any, rules: Rules) -> tuple[Any, str]:
         )
     place = f" of '{folder}', split {split!r}"
     try:
-        wanted = builder.info.splits[split].num_examples
-        if not wanted:
+        if not builder.info.splits[split].num_examples:
             raise PipelineError(f"{owner}:{place[3:]} has no episodes; it needs at least one.")
         check_files(builder.info.splits[split].file_instructions, owner)
         if builder.info.file_format.value in ("array_record", "parquet"):
-            source = builder.as_data_source(split=split)
-            _check_part(source, wanted, f"{owner}:{place[3:]}")
-            return source, place
+            return builder.as_data_source(split=split), place
         if builder.info.file_format.value == "tfrecord":
             found = episodes_of_files(builder, split, _keys(rules), owner)
             if found is not None:
@@ -107,15 +109,6 @@ def _stored(folder: Any, split: Any, rules: Rules) -> tuple[Any, str]:
             f"{owner}: '{folder}', split {split!r:.80}, cannot be read: {in_one_line(error)}; "
             f"it has the splits {splits}."
         ) from error
-
-
-def _check_part(source: Any, wanted: int, owner: str) -> None:
-    """Refuses what TFDS does with Parquet: of a part of a split, it gives the whole split."""
-    if len(source) != wanted:
-        raise PipelineError(
-            f"{owner}: TFDS gives {len(source)} episodes, and {wanted} were asked for; read the "
-            f"whole split and take some of its episodes, or store it as ArrayRecord."
-        )
 
 
 def _check_sizes(features: Any, owner: str) -> None:
@@ -167,7 +160,7 @@ def _stacked(steps: Any, owner: str) -> dict[str, Any]:
     if not found:
         raise PipelineError(f"{owner} has no steps; leave it out.")
     try:  # a list is one row: TFDS gives such for a `Sequence`
-        return jax.tree.map(lambda *each: np.stack(each), *found, is_leaf=_is_list)
+        return jax.tree.map(lambda *each: _in_rows(each), *found, is_leaf=_is_list)
     except ValueError as error:
         raise PipelineError(
             f"{owner}: its steps cannot be stacked: {in_one_line(error)}; all need the same keys "
@@ -200,8 +193,26 @@ def _copied(step: Any, owner: str) -> dict[str, Any]:
     """The step for itself: an iterator may write the next one into the same arrays."""
     if not isinstance(step, Mapping):
         raise PipelineError(f"{owner}: its steps are {type(step).__name__}s, and not dicts.")
-    copied = lambda x: deepcopy(x) if isinstance(x, list) else np.array(x)  # noqa: E731
-    return jax.tree.map(copied, dict(step), is_leaf=_is_list)
+    try:
+        return jax.tree.map(_alone, dict(step), is_leaf=_is_list)
+    except (ValueError, TypeError) as error:
+        raise PipelineError(
+            f"{owner}: one of its steps cannot be read: {in_one_line(error)}; a step is a dict of "
+            f"arrays, whose keys are all strings."
+        ) from error
+
+
+def _alone(value: Any) -> Any:
+    if isinstance(value, list):
+        return deepcopy(value)
+    return np.array(
+        value, subok=isinstance(value, np.ma.MaskedArray)
+    )  # its mask is looked at later
+
+
+def _in_rows(values: Any) -> np.ndarray:
+    masked = any(isinstance(each, np.ma.MaskedArray) for each in values)
+    return (np.ma.stack if masked else np.stack)(values)
 
 
 def _is_list(value: Any) -> bool:
@@ -286,6 +297,7 @@ def _checked_ends(steps: dict[str, Any], count: int, owner: str, rules: Rules) -
 
 
 def _flags(values: Any, name: str, owner: str) -> np.ndarray:
+    refuse_masked(values, f"`{name}`", owner)
     array = np.asarray(values)
     if array.size == len(array):  # also of shape [L, 1]
         array = array.reshape(-1)
