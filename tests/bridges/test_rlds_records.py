@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import subprocess
 import sys
 import warnings
@@ -299,24 +298,6 @@ def test_a_part_of_a_split_is_that_part_or_refused(tmp_path: Path, kind: str) ->
         assert len(RLDSSource(source)) == 20
     else:
         assert len(RLDSSource(folder, split="train[4:9]")) == 10  # of 5 episodes
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("said", [4, 12])
-def test_a_file_has_the_records_that_are_written_of_it(
-    tmp_path: Path, kind: str, said: int
-) -> None:
-    folder = store(tmp_path, SIMPLE, [simple(number, 3) for number in range(10)], kind)
-    info = folder / "dataset_info.json"
-    info.write_text(re.sub(r'"10"', f'"{said}"', info.read_text()))
-    builder = tfds.builder_from_directory(folder)
-    assert builder.info.splits["train"].num_examples == said
-    words = r"has 10 (records|episodes), and .*so get both again"
-    with pytest.raises(DatasetError, match=words):
-        RLDSSource(folder)
-    if kind != "tfrecord":
-        with pytest.raises(DatasetError, match=words):
-            RLDSSource(builder.as_data_source("train"))
 
 
 def _sharded(folder: Path, shards: int, episodes: int) -> Any:

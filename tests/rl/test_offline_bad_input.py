@@ -110,6 +110,27 @@ def test_a_masked_array_without_masked_numbers_is_an_array() -> None:
     assert np.asarray(source.take(np.arange(3))["reward"]).tolist() == [0, 1, 2]
 
 
+def test_keys_that_cannot_be_sorted_and_random_keys() -> None:
+    mixed = r"episode 2: the keys of a dict in `{}` cannot be sorted.*make all of them strings"
+    five = np.arange(5)
+    refused(changed(observations={"a": five, 1: five}), mixed.format("observations"))
+    refused(changed(infos={"a": five, 1: five}), mixed.format("infos"))
+    keys = jax.random.split(jax.random.key(0), 5)
+    for observations in (keys, {"key": keys}):
+        words = (
+            r"episode 2: `observations.*` holds random keys; write `jax.random.key_data\(keys\)`"
+        )
+        refused(changed(observations=observations), words)
+
+
+def test_none_stays_where_it_is_as_in_any_source() -> None:
+    seen = {"a": np.arange(4), "b": None}
+    source = EpisodeSource([{**GOOD[0], "observations": seen}])
+    assert source.take(np.arange(2))["state"]["b"] is None
+    assert ArraySampleSource(seen).take(np.arange(2))["b"] is None
+    refused([{**GOOD[0], "observations": seen}, GOOD[1]], r"episode 1 has .*, which the first")
+
+
 def test_integers_that_do_not_fit_are_named() -> None:
     right = episode(4, 2)["observations"]
     refused(

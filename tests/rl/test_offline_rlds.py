@@ -164,6 +164,15 @@ NO, ONE, LAST = np.zeros(4, bool), np.arange(4) == 1, np.arange(4) == 3
         (with_steps(reward=np.ones(3)), r"`reward` has 3 rows, but `is_last` has 4"),
         (with_steps(observation=np.array(["a"] * 4)), r"`observation` must be an array of numbers"),
         ([{"steps": apart(STEPS[0])[:1]}], r"episode 0 has 1 step, whose action and reward mean"),
+        ([{"steps": [STEPS[0]]}], r"`is_last` has the shape \(1, 4\), an axis too many.*`.batch"),
+        (
+            with_steps(observation=jax.random.split(jax.random.key(0), 4)),
+            r"episode 1: `observations` holds random keys; write `jax.random.key_data",
+        ),
+        (
+            [{"steps": [{**apart(STEPS[0])[0], 1: 2}]}],
+            r"episode 0: one of its steps cannot be read",
+        ),
         ([{"steps": []}], r"episode 0 has no steps"),
         ([{"steps": [3]}], r"its steps are ints, and not dicts"),
         ([{"steps": 3}], r"its steps are int, and not steps"),
@@ -182,6 +191,15 @@ NO, ONE, LAST = np.zeros(4, bool), np.arange(4) == 1, np.arange(4) == 3
 def test_what_is_not_rlds_is_refused(data: Any, match: str) -> None:
     with pytest.raises(PipelineError, match=match):
         RLDSSource(data)
+
+
+def test_errors_of_your_own_generator_pass() -> None:
+    def episodes() -> Any:
+        yield {"steps": STEPS[0]}
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        RLDSSource(episodes())
 
 
 def test_wrong_folders_and_options(tmp_path: Any) -> None:

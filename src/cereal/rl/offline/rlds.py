@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...base.errors import PipelineError, in_one_line
+from ...base.errors import CerealError, PipelineError, in_one_line
 from ...base.extras import needs
 from ...base.paths import as_path
 from ...reading.bridges.tensorflow import hide_gpus
@@ -47,10 +47,32 @@ def rlds_episodes(data: Any, split: Any, rules: Rules) -> Iterator[tuple[str, An
     _check_dataset(data, owner)
     if is_data_source(data):
         check_source(data, place.removeprefix(" of "), owner)
-    data = episodes_of_source(data, _keys(rules), owner) or data
+    if is_data_source(data) or _is_tf(data) or place:
+        yield from _read_by_libraries(data, place, rules)
+    else:
+        yield from _each(data, place, rules)
+
+
+def _each(data: Any, place: str, rules: Rules) -> Iterator[tuple[str, Any]]:
     for number, episode in enumerate(data):
         where = f"episode {number}{place}"
-        yield where, _as_minari(episode, f"{owner}: {where}", rules)
+        yield where, _as_minari(episode, f"{rules.owner}: {where}", rules)
+
+
+def _read_by_libraries(data: Any, place: str, rules: Rules) -> Iterator[tuple[str, Any]]:
+    """The same, where TFDS and others decode: their errors do not say which episode it was."""
+    done = 0
+    try:
+        data = episodes_of_source(data, _keys(rules), rules.owner) or data
+        for done, found in enumerate(_each(data, place, rules), 1):  # noqa: B007
+            yield found
+    except CerealError:
+        raise
+    except Exception as error:  # of many kinds: Arrow, protocol buffers, images, TensorFlow
+        raise PipelineError(
+            f"{rules.owner}: episode {done}{place} cannot be read: {in_one_line(error):.300}; its "
+            f"record is damaged, or not what the features say, so get the files again."
+        ) from error
 
 
 def _keys(rules: Rules) -> Keys:
@@ -102,12 +124,13 @@ def _stored(folder: Any, split: Any, rules: Rules) -> tuple[Any, str]:
         hide_gpus(needs("tensorflow", "tfds", owner))
         in_order = tfds.ReadConfig(interleave_cycle_length=1)
         return builder.as_dataset(split=split, read_config=in_order), place
-    except PipelineError:
+    except CerealError:
         raise
-    except (ValueError, TypeError, NotImplementedError) as error:
+    except (ValueError, TypeError, NotImplementedError, OSError) as error:
+        fix = "get its files again" if isinstance(error, OSError) else f"it has the splits {splits}"
         raise PipelineError(
             f"{owner}: '{folder}', split {split!r:.80}, cannot be read: {in_one_line(error)}; "
-            f"it has the splits {splits}."
+            f"{fix}."
         ) from error
 
 
@@ -258,6 +281,11 @@ def _count(last: Any, owner: str) -> int:
     if not np.ndim(last):
         raise PipelineError(
             f"{owner}: `is_last` has no axis of steps; give all steps, stacked or in a list."
+        )
+    if np.size(last) != len(last):  # (it may be of shape [L, 1])
+        raise PipelineError(
+            f"{owner}: `is_last` has the shape {np.shape(last)}, an axis too many: its steps are "
+            f"in batches; leave `.batch(...)` out, or give the batch itself, {{'steps': batch}}."
         )
     return len(last)
 
