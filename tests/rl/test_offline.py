@@ -309,8 +309,9 @@ def test_n_step_returns_that_reach_further_cannot_be_split_at_random() -> None:
         kfold(EpisodeSource(EPISODES, n_step=2), 2, 0)
     with pytest.raises(PipelineError, match=r"windows that overlap.*with `period=5`"):
         split(EpisodeSource(EPISODES, window=3, period=3, n_step=3), (0.5, 0.5))
-    for apart in ({"n_step": 1}, {"window": 1, "period": 2, "n_step": 2}):
-        assert len(split(EpisodeSource(EPISODES, **apart), (0.5, 0.5))) == 2
+    single = EpisodeSource(EPISODES, n_step=1)
+    for apart in (single, EpisodeSource(EPISODES, window=1, period=2, n_step=2)):
+        assert len(split(apart, (0.5, 0.5))) == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 2}, {"window": 2, "n_step": 2}], ids=str)

@@ -127,7 +127,7 @@ def test_none_stays_where_it_is_as_in_any_source() -> None:
     seen = {"a": np.arange(4), "b": None}
     source = EpisodeSource([{**GOOD[0], "observations": seen}])
     assert source.take(np.arange(2))["state"]["b"] is None
-    assert ArraySampleSource(seen).take(np.arange(2))["b"] is None
+    assert ArraySampleSource(seen).take(jnp.arange(2))["b"] is None
     refused([{**GOOD[0], "observations": seen}, GOOD[1]], r"episode 1 has .*, which the first")
 
 
