@@ -107,7 +107,7 @@ class Episodic(IndexedSource[Transition]):
             values = self._at(indices, found)
             return with_index(values, indices, self.index_key), None
         start, row, count = found[..., :1], found[..., 1:2], found[..., 2:]
-        number = jnp.arange(self._window, dtype=found.dtype)
+        number = jnp.arange(self._window, dtype=found.dtype).reshape((1,) * indices.ndim + (-1,))
         offset = jnp.minimum(number, count - 1)  # padding repeats the last step
         values = self._at(start + offset, row + offset)
         real = number < count if self._pad else None
