@@ -170,6 +170,9 @@ def test_datasets_that_are_not_episodes_or_have_no_end(stored: Any) -> None:
         RLDSSource(stream.repeat())
     with pytest.raises(PipelineError, match=r"the key 'steps', got the keys \['action'"):
         RLDSSource(stream.flat_map(lambda each: each["steps"]))
+    batched = stream.map(lambda each: {"steps": each["steps"].batch(1000)})
+    with pytest.raises(PipelineError, match=r"`is_last` has the shape \(1, 4\), an axis too many"):
+        RLDSSource(batched)
     empty = stream.map(lambda each: {"steps": each["steps"].take(0)})
     with pytest.raises(PipelineError, match="episode 0 has no steps"):
         RLDSSource(empty)

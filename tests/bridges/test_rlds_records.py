@@ -290,6 +290,12 @@ def test_a_part_of_a_split_is_that_part_or_refused(tmp_path: Path, kind: str) ->
     if kind == "parquet":
         with pytest.raises(PipelineError, match="gives 10 episodes, and 5 were asked for"):
             RLDSSource(folder, split="train[4:9]")
+        words = r"split 'train\[:50%\]': .* 5 were .*`RLDSSource\(\[source\[i\] for i in range\(5\)"
+        with pytest.raises(PipelineError, match=words):
+            RLDSSource(tfds.builder_from_directory(folder).as_data_source("train[:50%]"))
+        source = tfds.builder_from_directory(folder).as_data_source("train")
+        assert len(RLDSSource([source[i] for i in range(5)])) == 10
+        assert len(RLDSSource(source)) == 20
     else:
         assert len(RLDSSource(folder, split="train[4:9]")) == 10  # of 5 episodes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,7 +13,17 @@ import pytest
 from hypothesis import given, settings
 from tests.rl.recorded import episode, recorded, transition, transitions, windows
 
-from cereal import BatchTransform, ConcatSource, DataLoader, PipelineError, UsageError, split
+from cereal import (
+    BatchTransform,
+    ConcatSource,
+    DataLoader,
+    HostMapTransform,
+    MapTransform,
+    PipelineError,
+    UsageError,
+    kfold,
+    split,
+)
 from cereal.rl import EpisodeSource, n_step_returns
 from cereal.rl.offline.joined import windows as table_of_windows
 from cereal.testing import check_loader, check_resume, check_source
@@ -259,10 +270,54 @@ def test_as_a_dataset_windows_with_padding_are_refused() -> None:
         _ = padded[1]
 
 
+def test_a_lazy_sequence_may_write_episodes_into_the_same_arrays() -> None:
+    class Lazy(Sequence[Any]):
+        def __init__(self) -> None:
+            self.rewards = np.zeros(3, np.float32)
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: Any) -> Any:
+            if index >= 2:
+                raise IndexError
+            self.rewards[:] = index
+            return {**episode(3), "rewards": self.rewards}
+
+    assert EpisodeSource(Lazy()).take(np.arange(6))["reward"].tolist() == [0, 0, 0, 1, 1, 1]
+
+
 def test_overlapping_windows_cannot_be_split_at_random() -> None:
-    with pytest.raises(PipelineError, match=r"windows that overlap.*split episodes before"):
-        split(EpisodeSource(EPISODES, window=3), (0.5, 0.5))
+    words = r"windows that overlap.*`EpisodeSource\(episodes\[:90\]\)`.*with `period=3`"
+    for source in (EpisodeSource(EPISODES, window=3), EpisodeSource(EPISODES, window=3, pad=False)):
+        with pytest.raises(PipelineError, match=words):
+            split(source, (0.5, 0.5))
+    with pytest.raises(PipelineError, match=words):
+        kfold(MapTransform(lambda x: x["reward"])(source), 2, 0)
+    with pytest.raises(PipelineError, match=words):
+        split(DataLoader([source, HostMapTransform(lambda x: x["reward"])]).source, (0.5, 0.5))
     parts = split(EpisodeSource(EPISODES, window=3, period=3), (0.5, 0.5))
     assert [len(part) for part in parts] == [3, 3]
     both = ConcatSource([EpisodeSource(EPISODES), EpisodeSource(recorded((3,)))])  # no data shared
     assert [len(part) for part in split(both, (0.5, 0.5))] == [8, 8]
+
+
+def test_n_step_returns_that_reach_further_cannot_be_split_at_random() -> None:
+    with pytest.raises(PipelineError, match=r"n-step returns, which .*split the list of episodes"):
+        split(EpisodeSource(EPISODES, n_step=3), (0.5, 0.5))
+    with pytest.raises(PipelineError, match=r"n-step returns, which .*split the list of episodes"):
+        kfold(EpisodeSource(EPISODES, n_step=2), 2, 0)
+    with pytest.raises(PipelineError, match=r"windows that overlap.*with `period=5`"):
+        split(EpisodeSource(EPISODES, window=3, period=3, n_step=3), (0.5, 0.5))
+    single = EpisodeSource(EPISODES, n_step=1)
+    for apart in (single, EpisodeSource(EPISODES, window=1, period=2, n_step=2)):
+        assert len(split(apart, (0.5, 0.5))) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 2}, {"window": 2, "n_step": 2}], ids=str)
+def test_indices_of_two_axes_give_elements_of_two_axes(options: Any) -> None:
+    source = EpisodeSource(EPISODES, index_key="index", **options)
+    found = source.take(np.arange(6).reshape(2, 3))
+    flat = source.take(np.arange(6))
+    wanted = jax.tree.map(lambda x: x.reshape(2, 3, *x.shape[1:]), flat)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)

@@ -86,6 +86,51 @@ def test_observations_of_a_wrong_length_shape_or_dtype() -> None:
     )
 
 
+MASKED = np.ma.masked_array(np.ones(4, np.float32), [False, True, False, False])
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ({"rewards": MASKED}, "`rewards`"),
+        ({"rewards": [1.0, np.ma.masked, 2.0, 3.0]}, "`rewards`"),
+        ({"truncations": np.ma.masked_array(NO, ~NO)}, "`truncations`"),
+        ({"actions": (np.ones(4, "u1"), MASKED)}, r"`actions\[1\]`"),
+        ({"observations": {"x": np.ma.masked_equal(np.arange(5), 3)}}, r"`observations\['x'\]`"),
+        ({"infos": {"ok": MASKED}}, r"`infos\['ok'\]`"),
+        ({"infos": {"ok": [np.ma.masked, 1.0, 2.0, 3.0]}}, r"`infos\['ok'\]`"),
+    ],
+)
+def test_masked_numbers_are_refused(parts: Any, name: str) -> None:
+    refused(changed(**parts), rf"episode 2: {name} is a masked array, .*fill it: `x.filled\(0\)`")
+
+
+def test_a_masked_array_without_masked_numbers_is_an_array() -> None:
+    source = EpisodeSource([{**GOOD[0], "rewards": np.ma.masked_array(np.arange(3.0))}])
+    assert np.asarray(source.take(np.arange(3))["reward"]).tolist() == [0, 1, 2]
+
+
+def test_keys_that_cannot_be_sorted_and_random_keys() -> None:
+    mixed = r"episode 2: the keys of a dict in `{}` cannot be sorted.*make all of them strings"
+    five = np.arange(5)
+    refused(changed(observations={"a": five, 1: five}), mixed.format("observations"))
+    refused(changed(infos={"a": five, 1: five}), mixed.format("infos"))
+    keys = jax.random.split(jax.random.key(0), 5)
+    for observations in (keys, {"key": keys}):
+        words = (
+            r"episode 2: `observations.*` holds random keys; write `jax.random.key_data\(keys\)`"
+        )
+        refused(changed(observations=observations), words)
+
+
+def test_none_stays_where_it_is_as_in_any_source() -> None:
+    seen = {"a": np.arange(4), "b": None}
+    source = EpisodeSource([{**GOOD[0], "observations": seen}])
+    assert source.take(np.arange(2))["state"]["b"] is None
+    assert ArraySampleSource(seen).take(jnp.arange(2))["b"] is None
+    refused([{**GOOD[0], "observations": seen}, GOOD[1]], r"episode 1 has .*, which the first")
+
+
 def test_integers_that_do_not_fit_are_named() -> None:
     right = episode(4, 2)["observations"]
     refused(
@@ -130,6 +175,8 @@ def test_wrong_episodes(episodes: Any, match: str) -> None:
         ({"gamma": 1.5}, r"`gamma` must be a number from 0 to 1"),
         ({"period": 2}, r"`period=` is for windows; pass `window=`"),
         ({"pad": False}, r"`pad=` is for windows; pass `window=`"),
+        ({"window": 2, "pad": "no"}, r"`pad` must be True or False, got 'no'"),
+        ({"window": 2, "pad": None}, r"`pad` must be True or False, got None"),
         ({"unfinished": "drop"}, r'`unfinished` must be "error" or "truncate", got \'drop\''),
         ({"infos": "ok"}, r"`infos` must be True, False or a list of names, got 'ok'"),
         ({"infos": ["no"]}, r"episode 0 has no info 'no'; it has \['of_reset_too', 'ok'\]"),

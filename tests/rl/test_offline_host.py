@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.rl.recorded import recorded
 
-from cereal import BatchTransform, DataLoader, HostMapTransform, PipelineError
+from cereal import BatchTransform, ConcatSource, DataLoader, HostMapTransform, PipelineError
 from cereal.rl import EpisodeSource
 from cereal.rl.offline import episodic
 from cereal.testing import assert_same
@@ -63,5 +63,8 @@ def test_returns_of_many_steps_are_computed_in_parts(monkeypatch: pytest.MonkeyP
 
 
 def test_windows_with_padding_have_no_host_stages() -> None:
-    with pytest.raises(PipelineError, match=r"runs in Python, but EpisodeSource.*compiled code"):
-        DataLoader([EpisodeSource(EPISODES, window=2), HostMapTransform(as_it_is)])
+    padded = EpisodeSource(EPISODES, window=2)
+    words = r"no masks inside of elements, but .* gives windows with padding; pass it `pad=False`"
+    for source in (padded, ConcatSource([padded, EpisodeSource(EPISODES, window=2)])):
+        with pytest.raises(PipelineError, match=words):
+            DataLoader([source, HostMapTransform(as_it_is)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -90,6 +91,39 @@ def test_steps_and_episodes_may_be_written_into_the_same_arrays() -> None:
     assert RLDSSource(Episodes()).take(np.arange(6))["state"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
+def test_a_lazy_sequence_may_write_episodes_into_the_same_arrays() -> None:
+    class Lazy(Sequence[Any]):
+        def __init__(self) -> None:
+            self.seen = np.zeros(4, np.float32)
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: Any) -> Any:
+            if index >= 2:
+                raise IndexError
+            self.seen[:] = index
+            return {"steps": {**STEPS[0], "observation": self.seen}}
+
+    assert RLDSSource(Lazy()).take(np.arange(6))["state"].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("name", ["observation", "reward", "is_last", "discount"])
+def test_masked_numbers_are_refused(name: str, stacked: bool) -> None:
+    steps = {**STEPS[0], name: np.ma.masked_array(np.ones(4), np.arange(4) == 1)}
+    data = [{"steps": steps if stacked else apart(steps)}]
+    with pytest.raises(PipelineError, match=rf"episode 0: .*{name}.* is a masked array, 1 of"):
+        RLDSSource(data, infos=["discount"])
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_the_reward_of_the_last_step_may_be_masked(stacked: bool) -> None:
+    steps = {**STEPS[0], "reward": np.ma.masked_array(np.arange(4.0), np.arange(4) == 3)}
+    source = RLDSSource([{"steps": steps if stacked else apart(steps)}])
+    assert np.asarray(source.take(np.arange(3))["reward"]).tolist() == [0, 1, 2]
+
+
 def test_other_keys_of_steps_are_infos() -> None:
     source = RLDSSource([{"steps": each} for each in STEPS], infos=["discount"], window=2)
     info = source.take(np.arange(8))["info"]
@@ -130,6 +164,15 @@ NO, ONE, LAST = np.zeros(4, bool), np.arange(4) == 1, np.arange(4) == 3
         (with_steps(reward=np.ones(3)), r"`reward` has 3 rows, but `is_last` has 4"),
         (with_steps(observation=np.array(["a"] * 4)), r"`observation` must be an array of numbers"),
         ([{"steps": apart(STEPS[0])[:1]}], r"episode 0 has 1 step, whose action and reward mean"),
+        ([{"steps": [STEPS[0]]}], r"`is_last` has the shape \(1, 4\), an axis too many.*`.batch"),
+        (
+            with_steps(observation=jax.random.split(jax.random.key(0), 4)),
+            r"episode 1: `observations` holds random keys; write `jax.random.key_data",
+        ),
+        (
+            [{"steps": [{**apart(STEPS[0])[0], 1: 2}]}],
+            r"episode 0: one of its steps cannot be read",
+        ),
         ([{"steps": []}], r"episode 0 has no steps"),
         ([{"steps": [3]}], r"its steps are ints, and not dicts"),
         ([{"steps": 3}], r"its steps are int, and not steps"),
@@ -150,9 +193,20 @@ def test_what_is_not_rlds_is_refused(data: Any, match: str) -> None:
         RLDSSource(data)
 
 
+def test_errors_of_your_own_generator_pass() -> None:
+    def episodes() -> Any:
+        yield {"steps": STEPS[0]}
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        RLDSSource(episodes())
+
+
 def test_wrong_folders_and_options(tmp_path: Any) -> None:
     with pytest.raises(PipelineError, match=r"is no dataset of TFDS: it has no 'features.json'"):
         RLDSSource(tmp_path)
+    with pytest.raises(PipelineError, match=r"there is no folder '.*none'; mend the path"):
+        RLDSSource(tmp_path / "none")
     with pytest.raises(PipelineError, match=r"`split=` is for a folder"):
         RLDSSource([{"steps": STEPS[0]}], split="train")
     with pytest.raises(PipelineError, match=r"has no info 'speed'; it has \['discount'\]"):

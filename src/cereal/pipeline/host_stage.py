@@ -146,6 +146,11 @@ def _check_before(source: Any, label: str) -> None:
             f"use HostCallbackTransform after it, or MapTransform with a JAX function."
         )
     root, stages = parts_of(source)
+    if not stages and len(root.traits.mask_shape) > len(root.traits.lanes):
+        raise PipelineError(
+            f"{label} runs in Python, which has no masks inside of elements, but {source._label} "
+            f"gives windows with padding; pass it `pad=False`, or use MapTransform."
+        )
     if not stages and root._upstream is None:
         raise PipelineError(
             f"{label} runs in Python, but {source._label} is read by compiled code; give the data "

@@ -19,7 +19,7 @@ import numpy as np
 from ...base.capture import any_traced
 from ...base.errors import PipelineError
 from ...base.fitting import is_numeric
-from ...sources.array_trees import array_leaves, without_tensors
+from ...sources.array_trees import array_leaves, leaves_of_tree, without_tensors
 
 NAMES = ("observations", "actions", "rewards", "terminations", "truncations")
 _ALSO = ("infos", "id", "seed", "options")  # of these, only `infos` are data
@@ -123,17 +123,39 @@ def _absent_flags(missing: list[str]) -> str:
 def _tree(tree: Any, name: str, owner: str) -> Any:
     if type(tree) is np.ndarray and tree.ndim and is_numeric(tree.dtype):
         return tree  # what most parts are: there may be a hundred thousand episodes
-    if any_traced(tree):
-        raise PipelineError(f"{owner}: `{name}` is traced; build the source outside of `jit`.")
     if isinstance(tree, list):
         raise PipelineError(
             f"{owner}: `{name}` is a list; write `np.stack({name})`, or a tuple if it has parts."
         )
     tree = without_tensors(tree, owner, name)
+    if any_traced(tree):
+        raise PipelineError(f"{owner}: `{name}` is traced; build the source outside of `jit`.")
     for place, leaf in array_leaves(tree, owner, name):
         if not leaf.ndim:
             raise PipelineError(f"{owner}: {place} is one number; it needs an axis of steps.")
+        if not isinstance(leaf.dtype, np.dtype):
+            raise PipelineError(
+                f"{owner}: {place} holds random keys; write `jax.random.key_data(keys)`."
+            )
+        refuse_masked(leaf, place, owner)
     return tree
+
+
+def refuse_masked(array: Any, place: str, owner: str) -> None:
+    """Refuses a masked array with masked numbers: what lies below a mask means nothing."""
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        count = int(np.ma.getmaskarray(array).sum())
+        raise PipelineError(
+            f"{owner}: {place} is a masked array, {count} of whose {array.size} numbers are "
+            f"masked, and there is no mask for them; fill it: `x.filled(0)`."
+        )
+
+
+def stacked(values: Any) -> np.ndarray:
+    """A list or tuple as one array; if parts of it are masked, so are those of the array."""
+    if any(isinstance(each, np.ma.MaskedArray) for each in values):
+        return np.ma.stack(values)
+    return np.asarray(values)
 
 
 def _wrong_rows(
@@ -150,7 +172,7 @@ def _per_step(values: Any, name: str, owner: str) -> np.ndarray:
     """One number for each step."""
     if isinstance(values, list | tuple):
         try:
-            values = np.asarray(values)
+            values = stacked(values)
         except ValueError:  # ragged
             raise PipelineError(f"{owner}: `{name}` is not one number for each step.") from None
     array = np.asarray(_tree(values, name, owner))
@@ -211,6 +233,8 @@ def _infos(infos: Any, steps: int, owner: str, rules: Rules) -> dict[str, Any]:
             f"{owner}: `infos` must be a dict of arrays, got {type(infos).__name__}."
         )
     chosen = chosen_infos(list(infos), rules.infos, owner)
+    if not all(isinstance(name, str) for name in chosen):
+        leaves_of_tree(dict.fromkeys(chosen, 0), owner, "infos")  # can they be sorted?
     for name in chosen:
         if name in _FLAGS:
             raise PipelineError(
@@ -227,14 +251,15 @@ def chosen_infos(has: list[str], infos: Any, owner: str) -> Sequence[str]:
     missing = [name for name in infos if name not in has]
     if missing:
         raise PipelineError(
-            f"{owner} has no info {missing[0]!r}; it has {sorted(has)}, of which `infos=` chooses."
+            f"{owner} has no info {missing[0]!r}; it has {sorted(map(str, has))}, of which "
+            f"`infos=` chooses."
         )
     return infos
 
 
 def _after_steps(tree: Any, name: str, steps: int, owner: str) -> Any:
     """An info `[T, ...]`; of T + 1 rows the first is what `reset` gave, and is left out."""
-    tree = np.asarray(tree) if isinstance(tree, list) else tree
+    tree = stacked(tree) if isinstance(tree, list) else tree
     tree = _tree(tree, name, owner)
     for place, count in _wrong_rows(tree, (steps, steps + 1), owner, name):
         raise PipelineError(

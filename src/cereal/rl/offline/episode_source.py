@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from typing import Any
 
@@ -38,8 +38,9 @@ class EpisodeSource(Episodic):
 
     `window=16` gives windows of 16 steps, all of them of one episode. They begin at the steps 0,
     `period`, 2 * `period`, ... of each. Where the episode ends earlier, the last step is repeated,
-    and the mask is False there: the mask of a batch is `[batch, window]`. `pad=False` leaves out
-    windows that do not fit.
+    and the mask is False there: the mask of a batch is `[batch, window]`. Neither host stages nor
+    a `ReplayTransform` can follow such windows. `pad=False` leaves out windows that do not fit; the
+    mask is then `[batch]`, as of any source.
 
     The last step of an episode must be terminated or truncated. `unfinished="truncate"` takes the
     end of episodes that are neither as a truncation.
@@ -81,7 +82,7 @@ class EpisodeSource(Episodic):
         set_episodic(
             self,
             _named(episodes),
-            Rules(_OWNER, infos, unfinished, reused=not isinstance(episodes, Sequence)),
+            Rules(_OWNER, infos, unfinished, reused=not isinstance(episodes, list | tuple)),
             n_step=n_step,
             gamma=gamma,
             window=window,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...base.errors import PipelineError
-from ...base.numbers import as_count
+from ...base.numbers import as_count, as_flag
 from ...base.pytree import pytree_dataclass, set_fields, static_field
 from ...base.spec import Spec, without_weak_types
 from ...device.explicit_axes import reshaped
@@ -42,6 +42,7 @@ _KEYS = dict.fromkeys(["state", "action", "reward", "next_state", "done", "info"
 class Episodic(IndexedSource[Transition]):
     """A source of recorded episodes; subclasses say where episodes come from."""
 
+    _of_episodes = True  # `split` asks for it
     _observations: Any
     _steps: Any  # action, reward, flags, infos
     _places: Any  # for each element: the row of its observation; or what `windows` says
@@ -70,9 +71,10 @@ class Episodic(IndexedSource[Transition]):
         return f"{type(self).__name__}({', '.join(said)}, ordering={self._order.name})"
 
     def _describe(self) -> Traits:
+        reach = (self._window or 1) + (self._ahead_by or 1) - 1  # steps whose data an element has
+        overlap = reach if self._period < reach else 0
         if self._window is None:
-            return self._describe_as(light=True, by_python=True)
-        overlap = self._window if self._period < self._window else 0
+            return self._describe_as(light=True, by_python=True, overlap=overlap)
         if not self._pad:
             return self._describe_as(light=True, by_python=True, windows=True, overlap=overlap)
         return self._describe_as(
@@ -104,8 +106,8 @@ class Episodic(IndexedSource[Transition]):
         if self._window is None:
             values = self._at(indices, found)
             return with_index(values, indices, self.index_key), None
-        start, row, count = found[:, :1], found[:, 1:2], found[:, 2:]
-        number = jnp.arange(self._window, dtype=found.dtype)[None, :]
+        start, row, count = found[..., :1], found[..., 1:2], found[..., 2:]
+        number = jnp.arange(self._window, dtype=found.dtype).reshape((1,) * indices.ndim + (-1,))
         offset = jnp.minimum(number, count - 1)  # padding repeats the last step
         values = self._at(start + offset, row + offset)
         real = number < count if self._pad else None
@@ -213,6 +215,7 @@ def set_episodic(
     n_step = None if n_step is None else as_count(n_step, "n_step", owner)
     window = None if window is None else as_count(window, "window", owner)
     period, gamma = as_count(period, "period", owner), as_fraction(gamma, "gamma", owner)
+    pad = as_flag(pad, "pad", owner)
     if window is None and (period != 1 or not pad):
         option = "period" if period != 1 else "pad"
         raise PipelineError(f"{owner}: `{option}=` is for windows; pass `window=` too.")
@@ -221,7 +224,7 @@ def set_episodic(
     if window is None:
         places = rows_of_steps(joined.lengths)
     else:
-        places = windows(joined.lengths, window, period, bool(pad), owner)
+        places = windows(joined.lengths, window, period, pad, owner)
     check_index_key(_KEYS, index_key, owner)
     set_fields(
         source,
@@ -233,7 +236,7 @@ def set_episodic(
         _ahead_by=n_step,
         _window=window,
         _period=period,
-        _pad=bool(pad),
+        _pad=pad,
         index_key=index_key,
     )
     one = jax.eval_shape(lambda: source.take(jnp.zeros(1, jnp.int32)))

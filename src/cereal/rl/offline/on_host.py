@@ -23,6 +23,7 @@ from ...sources.arrays_on_host import InMemory
 class EpisodesOnHost(HostIndexed[Any]):
     """What a source of episodes becomes when a host stage follows it."""
 
+    _of_episodes = True  # `split` asks for it
     data: Any
     _n: int = static_field()
     spec: Spec = static_field()

@@ -19,13 +19,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...base.errors import PipelineError, in_one_line
+from ...base.errors import CerealError, PipelineError, in_one_line
 from ...base.extras import needs
 from ...base.paths import as_path
 from ...reading.bridges.tensorflow import hide_gpus
+from ...reading.bridges.tfds import is_data_source
 from ...sources.array_trees import array_leaves
-from .episode import NAMES, Rules, as_flags, chosen_infos
-from .rlds_records import Keys, check_files, episodes_of_files, episodes_of_source
+from .episode import NAMES, Rules, as_flags, chosen_infos, refuse_masked
+from .rlds_records import Keys, check_files, check_source, episodes_of_files, episodes_of_source
 
 _NEEDED = ("observation", "action", "reward", "is_last", "is_terminal")
 _AT_ONCE = 256  # steps: tf.data makes room for so many, whatever an episode has
@@ -44,10 +45,34 @@ def rlds_episodes(data: Any, split: Any, rules: Rules) -> Iterator[tuple[str, An
             f"another, got {type(data).__name__}; of one episode, write `[episode]`."
         )
     _check_dataset(data, owner)
-    data = episodes_of_source(data, _keys(rules), owner) or data
+    if is_data_source(data):
+        check_source(data, place.removeprefix(" of "), owner)
+    if is_data_source(data) or _is_tf(data) or place:
+        yield from _read_by_libraries(data, place, rules)
+    else:
+        yield from _each(data, place, rules)
+
+
+def _each(data: Any, place: str, rules: Rules) -> Iterator[tuple[str, Any]]:
     for number, episode in enumerate(data):
         where = f"episode {number}{place}"
-        yield where, _as_minari(episode, f"{owner}: {where}", rules)
+        yield where, _as_minari(episode, f"{rules.owner}: {where}", rules)
+
+
+def _read_by_libraries(data: Any, place: str, rules: Rules) -> Iterator[tuple[str, Any]]:
+    """The same, where TFDS and others decode: their errors do not say which episode it was."""
+    done = 0
+    try:
+        data = episodes_of_source(data, _keys(rules), rules.owner) or data
+        for done, found in enumerate(_each(data, place, rules), 1):  # noqa: B007
+            yield found
+    except CerealError:
+        raise
+    except Exception as error:  # of many kinds: Arrow, protocol buffers, images, TensorFlow
+        raise PipelineError(
+            f"{rules.owner}: episode {done}{place} cannot be read: {in_one_line(error):.300}; its "
+            f"record is damaged, or not what the features say, so get the files again."
+        ) from error
 
 
 def _keys(rules: Rules) -> Keys:
@@ -58,6 +83,8 @@ def _keys(rules: Rules) -> Keys:
 def _stored(folder: Any, split: Any, rules: Rules) -> tuple[Any, str]:
     """The episodes of a folder that TFDS has written, in the order of its files."""
     owner = rules.owner
+    if not folder.is_dir():
+        raise PipelineError(f"{owner}: there is no folder '{folder}'; mend the path.")
     if not (folder / "features.json").is_file():
         raise PipelineError(
             f"{owner}: '{folder}' is no dataset of TFDS: it has no 'features.json'; pass the "
@@ -84,14 +111,11 @@ def _stored(folder: Any, split: Any, rules: Rules) -> tuple[Any, str]:
         )
     place = f" of '{folder}', split {split!r}"
     try:
-        wanted = builder.info.splits[split].num_examples
-        if not wanted:
+        if not builder.info.splits[split].num_examples:
             raise PipelineError(f"{owner}:{place[3:]} has no episodes; it needs at least one.")
         check_files(builder.info.splits[split].file_instructions, owner)
         if builder.info.file_format.value in ("array_record", "parquet"):
-            source = builder.as_data_source(split=split)
-            _check_part(source, wanted, f"{owner}:{place[3:]}")
-            return source, place
+            return builder.as_data_source(split=split), place
         if builder.info.file_format.value == "tfrecord":
             found = episodes_of_files(builder, split, _keys(rules), owner)
             if found is not None:
@@ -100,22 +124,14 @@ def _stored(folder: Any, split: Any, rules: Rules) -> tuple[Any, str]:
         hide_gpus(needs("tensorflow", "tfds", owner))
         in_order = tfds.ReadConfig(interleave_cycle_length=1)
         return builder.as_dataset(split=split, read_config=in_order), place
-    except PipelineError:
+    except CerealError:
         raise
-    except (ValueError, TypeError, NotImplementedError) as error:
+    except (ValueError, TypeError, NotImplementedError, OSError) as error:
+        fix = "get its files again" if isinstance(error, OSError) else f"it has the splits {splits}"
         raise PipelineError(
             f"{owner}: '{folder}', split {split!r:.80}, cannot be read: {in_one_line(error)}; "
-            f"it has the splits {splits}."
+            f"{fix}."
         ) from error
-
-
-def _check_part(source: Any, wanted: int, owner: str) -> None:
-    """Refuses what TFDS does with Parquet: of a part of a split, it gives the whole split."""
-    if len(source) != wanted:
-        raise PipelineError(
-            f"{owner}: TFDS gives {len(source)} episodes, and {wanted} were asked for; read the "
-            f"whole split and take some of its episodes, or store it as ArrayRecord."
-        )
 
 
 def _check_sizes(features: Any, owner: str) -> None:
@@ -167,7 +183,7 @@ def _stacked(steps: Any, owner: str) -> dict[str, Any]:
     if not found:
         raise PipelineError(f"{owner} has no steps; leave it out.")
     try:  # a list is one row: TFDS gives such for a `Sequence`
-        return jax.tree.map(lambda *each: np.stack(each), *found, is_leaf=_is_list)
+        return jax.tree.map(lambda *each: _in_rows(each), *found, is_leaf=_is_list)
     except ValueError as error:
         raise PipelineError(
             f"{owner}: its steps cannot be stacked: {in_one_line(error)}; all need the same keys "
@@ -200,8 +216,26 @@ def _copied(step: Any, owner: str) -> dict[str, Any]:
     """The step for itself: an iterator may write the next one into the same arrays."""
     if not isinstance(step, Mapping):
         raise PipelineError(f"{owner}: its steps are {type(step).__name__}s, and not dicts.")
-    copied = lambda x: deepcopy(x) if isinstance(x, list) else np.array(x)  # noqa: E731
-    return jax.tree.map(copied, dict(step), is_leaf=_is_list)
+    try:
+        return jax.tree.map(_alone, dict(step), is_leaf=_is_list)
+    except (ValueError, TypeError) as error:
+        raise PipelineError(
+            f"{owner}: one of its steps cannot be read: {in_one_line(error)}; a step is a dict of "
+            f"arrays, whose keys are all strings."
+        ) from error
+
+
+def _alone(value: Any) -> Any:
+    if isinstance(value, list):
+        return deepcopy(value)
+    return np.array(
+        value, subok=isinstance(value, np.ma.MaskedArray)
+    )  # its mask is looked at later
+
+
+def _in_rows(values: Any) -> np.ndarray:
+    masked = any(isinstance(each, np.ma.MaskedArray) for each in values)
+    return (np.ma.stack if masked else np.stack)(values)
 
 
 def _is_list(value: Any) -> bool:
@@ -248,6 +282,11 @@ def _count(last: Any, owner: str) -> int:
         raise PipelineError(
             f"{owner}: `is_last` has no axis of steps; give all steps, stacked or in a list."
         )
+    if np.size(last) != len(last):  # (it may be of shape [L, 1])
+        raise PipelineError(
+            f"{owner}: `is_last` has the shape {np.shape(last)}, an axis too many: its steps are "
+            f"in batches; leave `.batch(...)` out, or give the batch itself, {{'steps': batch}}."
+        )
     return len(last)
 
 
@@ -286,6 +325,7 @@ def _checked_ends(steps: dict[str, Any], count: int, owner: str, rules: Rules) -
 
 
 def _flags(values: Any, name: str, owner: str) -> np.ndarray:
+    refuse_masked(values, f"`{name}`", owner)
     array = np.asarray(values)
     if array.size == len(array):  # also of shape [L, 1]
         array = array.reshape(-1)

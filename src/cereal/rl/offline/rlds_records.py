@@ -10,14 +10,16 @@ TFDS takes 13 to 36 microseconds a step, and one or less is enough here (`benchm
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...base.errors import DatasetError
+from ...base.errors import DatasetError, PipelineError
 from ...reading.bridges.tfds import is_data_source, is_whole, raw_records
 from ...reading.bridges.tfds_features import plain_steps
+from ...reading.records.array_record import ArrayRecordFiles
 from ...reading.records.example import ExampleDecoder
 from ...reading.records.example_column import RecordError
 from ...reading.records.record_table import RecordFiles
@@ -57,24 +59,64 @@ def episodes_of_files(builder: Any, split: str, keys: Keys, owner: str) -> Any:
     files = TFRecordFiles([part.filename for part in parts], owner)
     rows, begin = [np.zeros(0, np.int64)], 0
     for part, length in zip(parts, files.lengths, strict=True):
-        end = part.skip + part.take if part.take >= 0 else length
-        if end > length:  # otherwise records of the next file would be read instead
-            raise DatasetError(
-                f"{owner}: {part.filename!r} has {length} records, and {end} are needed; it was "
-                f"cut off, so get the file again."
-            )
-        said = getattr(part, "examples_in_shard", length)
-        if length > said:
-            raise DatasetError(
-                f"{owner}: {part.filename!r} has {length} records, and 'dataset_info.json' says "
-                f"{said}; they are not of one dataset, so get both again."
-            )
+        end = _checked_end(part, length, owner)
         rows.append(np.arange(begin + part.skip, begin + end))
         begin += length
     try:
         return _tried(files, np.concatenate(rows), decoder, owner)
     except ImageDoubtError:  # TensorFlow can
         return None
+
+
+def _checked_end(part: Any, length: int, owner: str) -> int:
+    """Where the part of a file ends; refuses a file that has not the records it is said to have."""
+    end = part.skip + part.take if part.take >= 0 else length
+    if end > length:  # otherwise records of the next file would be read instead
+        raise DatasetError(
+            f"{owner}: {part.filename!r} has {length} records, and {end} are needed; it was cut "
+            f"off, or 'dataset_info.json' is of another dataset, so get both again."
+        )
+    said = getattr(part, "examples_in_shard", length)
+    if length > said:
+        raise DatasetError(
+            f"{owner}: {part.filename!r} has {length} records, and 'dataset_info.json' says "
+            f"{said}; they are not of one dataset, so get both again."
+        )
+    return end
+
+
+def check_source(source: Any, place: str, owner: str) -> None:
+    """Refuses a data source of TFDS that has other episodes than its split."""
+    try:
+        split = source.dataset_info.splits[source.split]
+        wanted, parts = split.num_examples, split.file_instructions
+    except (AttributeError, KeyError, TypeError, ValueError):  # it cannot be told
+        return
+    _check_part(source, wanted, parts, f"{owner}: {place or f'split {source.split!r}'}")
+    if type(source.data_source).__name__ != "ArrayRecordDataSource":
+        return
+    names = [os.fspath(part.filename) for part in parts]
+    if all(map(os.path.isfile, names)):  # not in a cloud
+        for part, length in zip(parts, ArrayRecordFiles(names, owner).lengths, strict=True):
+            _checked_end(part, length, owner)
+
+
+def _check_part(source: Any, wanted: int, parts: Any, owner: str) -> None:
+    """Refuses what TFDS does with Parquet: of a part of a split, it gives the whole split."""
+    found = len(source)
+    if found == wanted:
+        return
+    if wanted == sum(part.examples_in_shard for part in parts):
+        raise DatasetError(
+            f"{owner} has {found} episodes, and 'dataset_info.json' says {wanted}; they are not of "
+            f"one dataset, so get both again."
+        )
+    whole = re.sub(r"\[[^]]*\]", "", source.split) if isinstance(source.split, str) else "train"
+    raise PipelineError(
+        f"{owner}: TFDS gives {found} episodes, and {wanted} were asked for: of a Parquet file it "
+        f"gives all. Choose episodes yourself: `source = builder.as_data_source({whole!r})`, "
+        f"`RLDSSource([source[i] for i in range({wanted})])`; or store it as ArrayRecord."
+    )
 
 
 def episodes_of_source(source: Any, keys: Keys, owner: str) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
 from ...base.pytree import pytree_dataclass
+from ...reading.bridges.tfds import is_data_source
 from .episode import Rules
 from .episodic import Episodic, set_episodic
 from .rlds import rlds_episodes
@@ -61,7 +61,8 @@ class RLDSSource(Episodic):
         ordering: Any = "shuffle",
         index_key: str | None = None,
     ) -> None:
-        reused = not isinstance(data, Sequence | PathLike)  # (a folder may be a string)
+        # Only a list has all episodes at once; files are read into new arrays.
+        reused = not (isinstance(data, list | tuple | str | PathLike) or is_data_source(data))
         rules = Rules(_OWNER, infos, unfinished, reused).checked()
         set_episodic(
             self,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -114,14 +115,34 @@ def _check_once(source: Any, owner: str) -> None:
         why = "may have an element several times"
         fix = "split its source first and repeat or combine the parts"
     elif source.traits.overlap:
-        why = "has windows that overlap"
-        fix = (
-            f"write `split_time(source, fractions)`, split episodes before, or cut windows that do "
-            f"not overlap, with `stride={source.traits.overlap}` (of episodes, `period=`)"
-        )
+        why, fix = _overlap(source)
     else:
         return
     raise PipelineError(f"{owner}: {source._label} {why}, so parts of it would share data; {fix}.")
+
+
+def _overlap(source: Any) -> tuple[str, str]:
+    """Why elements share data, and what to do about it."""
+    apart = f"cut windows that do not overlap, with `{{}}={source.traits.overlap}`"
+    if not _has_episodes(source):
+        fix = f"write `split_time(source, fractions)`, or {apart.format('stride')}"
+        return "has windows that overlap", fix
+    windows = source.traits.windows
+    why = "has windows that overlap" if windows else "has n-step returns, which reach further,"
+    fix = (
+        "split the list of episodes before, `EpisodeSource(episodes[:90])` (for a MinariSource "
+        "pass `episodes=range(90)`, for an RLDSSource `split='train[:90%]'`)"
+    )
+    return why, f"{fix}, or {apart.format('period')}" if windows else fix
+
+
+def _has_episodes(source: Any) -> bool:
+    """Whether recorded episodes are below it."""
+
+    def is_leaf(node: Any) -> bool:
+        return getattr(node, "_of_episodes", False)
+
+    return any(map(is_leaf, jax.tree.leaves(source, is_leaf=is_leaf)))
 
 
 def _shuffled(path: Route, key: Any, first: int, size: int) -> Route:
