@@ -51,7 +51,7 @@ class Side:
 
 
 def cereal_side(capacity: int) -> Side:
-    from cereal.rl.replay import sum_tree as tree
+    from cereal.rl.replay.storage import sum_tree as tree
 
     depth = len(tree.rows_of_levels(capacity))
     all_real = jnp.ones(BATCH, bool)
@@ -81,7 +81,7 @@ def cereal_side(capacity: int) -> Side:
 
 def cereal_reaches(nodes: Any, capacity: int) -> np.ndarray:
     """The items that the random words lead to which should: one word for each level."""
-    from cereal.rl.replay import sum_tree as tree
+    from cereal.rl.replay.storage import sum_tree as tree
 
     find = jax.jit(lambda nodes, words: tree.draw(nodes, capacity, words))
     table, rows = np.asarray(nodes), tree.rows_of_levels(capacity)

@@ -17,8 +17,8 @@ from jax import lax
 from tests.rl.played import played
 
 import cereal
-from cereal.rl.replay import sum_tree
 from cereal.rl.replay.state import find_buffers
+from cereal.rl.replay.storage import sum_tree
 
 # flashbax warns of sequences that do not overlap, and of lengths that it changes.
 pytestmark = [pytest.mark.bridges, pytest.mark.filterwarnings("ignore::UserWarning:flashbax")]

@@ -65,6 +65,7 @@ class Traits:
     once: bool = True  # no two indices stand for one element of the data
     overlap: int = 0  # if elements share data: the smallest stride at which they would not
     windows: bool = False  # an element is a row of steps itself
+    episodes: bool = False  # its data is recorded episodes
 
     # What Python reads
     host: bool = False  # Python reads data below, outside of compiled programs
@@ -120,6 +121,7 @@ class Traits:
             "once": all(part.once for part in parts),
             "overlap": max(part.overlap for part in parts),
             "windows": any(part.windows for part in parts),
+            "episodes": any(part.episodes for part in parts),
             "host": any(part.host for part in parts),
             "by_python": all(part.by_python for part in parts),
             "masks_on_host": any(part.masks_on_host for part in parts),

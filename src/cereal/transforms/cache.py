@@ -110,7 +110,7 @@ class CacheTransform(Transform[Any, Any]):
 
 def _kept_traits(above: Traits) -> Kept:
     """The traits that a cache takes over from the stages before it."""
-    names = ("path", "once", "overlap", "windows", "placement")
+    names = ("path", "once", "overlap", "windows", "episodes", "placement")
     return tuple((name, getattr(above, name)) for name in names)
 
 

@@ -13,7 +13,7 @@ from tests.rl.replay.streams import KEY, batches_of, numbered, pairs, replaying,
 
 import cereal
 from cereal.rl import MixedBatchesSource, fill_replay, replay_report, set_priorities
-from cereal.rl.replay.sum_tree import priority_of
+from cereal.rl.replay.storage.sum_tree import priority_of
 
 
 def test_offline_data_is_stored_at_once_and_nothing_is_collected() -> None:

@@ -193,7 +193,7 @@ def test_a_source_is_answered_with_what_to_write() -> None:
     loader = DataLoader([source, ReplayTransform(100, batch_size=4)])
     with pytest.raises(UsageError, match=r"write `fill_replay\(state, source\.take\("):
         fill_replay(loader.init_state(KEY), source)
-    state = fill_replay(loader.init_state(KEY), source.take(np.arange(len(source))))
+    state = fill_replay(loader.init_state(KEY), source.take(jnp.arange(len(source))))
     assert rl.replay_report(state).items == 8
 
 

@@ -14,7 +14,7 @@ from tests.rl.replay.streams import KEY, numbered, replaying, same
 import cereal
 from cereal.rl import replay_report, set_priorities
 from cereal.rl.replay import drawing
-from cereal.rl.replay.sum_tree import priority_of
+from cereal.rl.replay.storage.sum_tree import priority_of
 
 PRIORITIZED: Any = {"sample": "prioritized", "alpha": 1.0}
 

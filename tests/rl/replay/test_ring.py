@@ -15,7 +15,7 @@ from jax.extend.core import Literal
 from scipy import stats
 
 from cereal.base.spec import Spec
-from cereal.rl.replay.ring import below, empty_ring, write_reservoir, write_ring
+from cereal.rl.replay.storage.ring import below, empty_ring, write_reservoir, write_ring
 
 ITEM = Spec({"x": jax.ShapeDtypeStruct((), jnp.int32), "y": jax.ShapeDtypeStruct((2,), jnp.uint8)})
 write = jax.jit(write_ring)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 from scipy import stats
 
-from cereal.rl.replay.sum_tree import (
+from cereal.rl.replay.storage.sum_tree import (
     WIDTH,
     draw,
     empty_tree,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cereal.base.spec import Spec
-from cereal.rl.replay.ring import empty_ring, write_ring
-from cereal.rl.replay.table import Table
+from cereal.rl.replay.storage.ring import empty_ring, write_ring
+from cereal.rl.replay.storage.table import Table
 
 RNG = np.random.default_rng(0)
 ITEMS = {

@@ -42,7 +42,6 @@ _KEYS = dict.fromkeys(["state", "action", "reward", "next_state", "done", "info"
 class Episodic(IndexedSource[Transition]):
     """A source of recorded episodes; subclasses say where episodes come from."""
 
-    _of_episodes = True  # `split` asks for it
     _observations: Any
     _steps: Any  # action, reward, flags, infos
     _places: Any  # for each element: the row of its observation; or what `windows` says
@@ -74,12 +73,11 @@ class Episodic(IndexedSource[Transition]):
         reach = (self._window or 1) + (self._ahead_by or 1) - 1  # steps whose data an element has
         overlap = reach if self._period < reach else 0
         if self._window is None:
-            return self._describe_as(light=True, by_python=True, overlap=overlap)
+            return self._describe_as(light=True, by_python=True, episodes=True, overlap=overlap)
+        known = {"light": True, "windows": True, "episodes": True, "overlap": overlap}
         if not self._pad:
-            return self._describe_as(light=True, by_python=True, windows=True, overlap=overlap)
-        return self._describe_as(
-            light=True, windows=True, masks=True, mask_shape=(self._window,), overlap=overlap
-        )
+            return self._describe_as(by_python=True, **known)
+        return self._describe_as(masks=True, mask_shape=(self._window,), **known)
 
     @property
     def _roots(self) -> frozenset[int]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ...base.capture import callers_level
 from ...base.errors import PipelineError
 from ...base.pytree import pytree_dataclass
 from .episode import Rules
 from .episodic import Episodic, set_episodic
 from .minari_arrow import arrow_episodes
-from .minari_folder import AGAIN, METADATA, MinariFolder, hdf5_episodes, open_folder
+from .minari_folder import METADATA, MinariFolder, open_folder
+from .minari_hdf5 import hdf5_episodes
 
 _OWNER = "MinariSource"
 
@@ -81,13 +84,19 @@ class MinariSource(Episodic):
 def _with_all_steps(
     episodes: Iterable[tuple[str, Any]], folder: MinariFolder
 ) -> Iterator[tuple[str, Any]]:
-    """All episodes; refuses them at the end if they have not as many steps as there should be."""
+    """All episodes; warns at the end if they have not as many steps as there should be.
+
+    (No error: Minari counts steps of an Arrow episode twice that was written again.)
+    """
     steps = 0
     for where, parts in episodes:
         yield where, parts  # and it is checked before it is counted
         steps += len(parts["rewards"])
     if folder.steps not in (None, steps):
-        raise PipelineError(
+        warnings.warn(
             f"{folder.owner}: the episodes of '{folder.data}' have {steps} steps, but "
-            f"'{METADATA}' says that there are {folder.steps}; {AGAIN}."
+            f"'{METADATA}' says that there are {folder.steps}; if some are missing, get the "
+            f"dataset again.",
+            UserWarning,
+            stacklevel=callers_level(),
         )

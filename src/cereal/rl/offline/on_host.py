@@ -23,7 +23,6 @@ from ...sources.arrays_on_host import InMemory
 class EpisodesOnHost(HostIndexed[Any]):
     """What a source of episodes becomes when a host stage follows it."""
 
-    _of_episodes = True  # `split` asks for it
     data: Any
     _n: int = static_field()
     spec: Spec = static_field()
@@ -40,10 +39,8 @@ class EpisodesOnHost(HostIndexed[Any]):
         return self.spec.tree
 
     def _describe(self) -> Traits:
-        windows = self._window is not None
-        return self._describe_as(
-            host=True, by_python=True, wide=True, windows=windows, overlap=self._overlap
-        )
+        known = {"windows": self._window is not None, "episodes": True, "overlap": self._overlap}
+        return self._describe_as(host=True, by_python=True, wide=True, **known)
 
     @property
     def _label(self) -> str:

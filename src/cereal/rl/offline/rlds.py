@@ -228,9 +228,8 @@ def _copied(step: Any, owner: str) -> dict[str, Any]:
 def _alone(value: Any) -> Any:
     if isinstance(value, list):
         return deepcopy(value)
-    return np.array(
-        value, subok=isinstance(value, np.ma.MaskedArray)
-    )  # its mask is looked at later
+    masked = isinstance(value, np.ma.MaskedArray)  # its mask is looked at later
+    return np.array(value, subok=masked)
 
 
 def _in_rows(values: Any) -> np.ndarray:

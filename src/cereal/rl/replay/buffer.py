@@ -17,8 +17,8 @@ from ...pipeline.stage import Transform
 from ...pipeline.stream_stages import StreamWrapper
 from ...pipeline.traits import Traits
 from .items import check_values, item_axes
-from .ring import MOST_ITEMS, Ring, below, empty_ring, write_reservoir, write_ring, zeros_of
 from .state import Write
+from .storage.ring import MOST_ITEMS, Ring, below, empty_ring, write_reservoir, write_ring, zeros_of
 from .storing import DRAW, WRITE, buffer_key, random_words
 
 T_co = TypeVar("T_co", covariant=True)

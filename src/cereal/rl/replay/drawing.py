@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..n_step import n_step_of_window
-from .ring import NO_AGE, Ring, below
 from .state import ReplayState
+from .storage.ring import NO_AGE, Ring, below
+from .storage.sum_tree import draw_known, rows_of_levels
 from .storing import DRAW, random_words
-from .sum_tree import draw_known, rows_of_levels
 
 
 class Drawn(NamedTuple):

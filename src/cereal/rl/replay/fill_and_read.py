@@ -16,9 +16,9 @@ from ...base.fitting import check_fits
 from ...base.spec import format_spec
 from ...device.transfer import copied, to_host
 from ...pipeline.source import Source
-from .host_memory import is_on_host
 from .replay_stream import store_all
 from .state import Layout, ReplayState, find_buffers, refuse_many, with_changed_buffer
+from .storage.host_memory import is_on_host
 
 _FIRST = "Fill the buffer before the first batch: `fill_replay(loader.init_state(key), ...)`."
 _CUT = "Pass `truncate=True`, or cut the elements after an end of an episode."

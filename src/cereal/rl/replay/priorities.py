@@ -17,10 +17,10 @@ from ...base.spec import format_spec
 from ...device.explicit_axes import everywhere
 from ...device.transfer import to_host
 from .buffer import BufferState
-from .ring import NO_AGE
 from .state import MixedState, ReplayState, refuse_many
+from .storage.ring import NO_AGE
+from .storage.sum_tree import LARGEST, SMALLEST, set_priority
 from .storing import are_whole
-from .sum_tree import LARGEST, SMALLEST, set_priority
 
 _WRITE = "`set_priorities(state, batch['index'], priority)`"
 

@@ -20,9 +20,9 @@ from ...pipeline.stage import Transform
 from ..returns import as_fraction
 from .items import ItemAxes, item_axes
 from .replay_stream import ReplayStream
-from .ring import MOST_ITEMS
 from .source_checks import check_fits, check_keys, check_source_of
 from .state import Layout, Sample, Write
+from .storage.ring import MOST_ITEMS
 
 _OWNER = "ReplayTransform"
 _NAMES_ELSEWHERE = {  # of flashbax, Dopamine, Brax and Stable-Baselines3

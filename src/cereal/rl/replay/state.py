@@ -16,9 +16,9 @@ from ...base.errors import StateError
 from ...base.pytree import data_fields, pytree_dataclass, set_copy, static_field
 from ...base.spec import Spec
 from ...device.transfer import to_host
-from .ring import Ring, empty_ring
-from .sum_tree import empty_tree
-from .table import Table
+from .storage.ring import Ring, empty_ring
+from .storage.sum_tree import empty_tree
+from .storage.table import Table
 
 Sample = Literal["uniform", "prioritized", "queue"]
 Write = Literal["fifo", "reservoir"]

@@ -14,9 +14,9 @@ from ...device.transfer import sent
 from ...order.threefry import REPLAY, key_for, threefry
 from ...pipeline.source import Source
 from ...pipeline.state import key_words
-from .ring import write_reservoir, write_ring
 from .state import ReplayState
-from .sum_tree import set_run
+from .storage.ring import write_reservoir, write_ring
+from .storage.sum_tree import set_run
 
 WRITE, DRAW = range(2)  # what the random words of a step are for
 

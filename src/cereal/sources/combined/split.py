@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -124,7 +123,7 @@ def _check_once(source: Any, owner: str) -> None:
 def _overlap(source: Any) -> tuple[str, str]:
     """Why elements share data, and what to do about it."""
     apart = f"cut windows that do not overlap, with `{{}}={source.traits.overlap}`"
-    if not _has_episodes(source):
+    if not source.traits.episodes:
         fix = f"write `split_time(source, fractions)`, or {apart.format('stride')}"
         return "has windows that overlap", fix
     windows = source.traits.windows
@@ -134,15 +133,6 @@ def _overlap(source: Any) -> tuple[str, str]:
         "pass `episodes=range(90)`, for an RLDSSource `split='train[:90%]'`)"
     )
     return why, f"{fix}, or {apart.format('period')}" if windows else fix
-
-
-def _has_episodes(source: Any) -> bool:
-    """Whether recorded episodes are below it."""
-
-    def is_leaf(node: Any) -> bool:
-        return getattr(node, "_of_episodes", False)
-
-    return any(map(is_leaf, jax.tree.leaves(source, is_leaf=is_leaf)))
 
 
 def _shuffled(path: Route, key: Any, first: int, size: int) -> Route:

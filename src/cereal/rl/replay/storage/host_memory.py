@@ -16,8 +16,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import SingleDeviceSharding
 
-from ...base.capture import eager
-from ...device.storage import as_device
+from ....base.capture import eager
+from ....device.storage import as_device
 
 
 def empty_on_host(shape: tuple[int, ...], dtype: Any) -> Any:

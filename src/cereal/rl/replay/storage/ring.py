@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...base.pytree import pytree_dataclass
-from ...base.spec import Spec
-from ...order.words64 import high_word, plus
+from ....base.pytree import pytree_dataclass
+from ....base.spec import Spec
+from ....order.words64 import high_word, plus
 from .host_memory import empty_on_host, is_on_host, write_on_host
 from .table import Table, empty_table
 

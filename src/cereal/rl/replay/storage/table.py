@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ...base.pytree import pytree_dataclass, static_field
-from ...base.spec import Spec
-from ...device.gather import take_rows
+from ....base.pytree import pytree_dataclass, static_field
+from ....base.spec import Spec
+from ....device.gather import take_rows
 
 _MOST_WORDS = 64  # of an array; larger ones are in few places anyway
 

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...device.platforms import by_platform
-from ...order.words64 import high_word
+from ....device.platforms import by_platform
+from ....order.words64 import high_word
 from .ring import zeros_of
 
 WIDTH = 16

@@ -1,0 +1,1 @@
+"""How items, and their priorities, lie in memory: a ring or a reservoir, and a sum tree."""
