@@ -1,11 +1,13 @@
-"""Replay in place: a step takes as long with 10^7 items as with 10^4, and needs no second buffer.
+"""Replay in place: a step does not take longer with more items, and needs no second buffer.
 
     python benchmarks/replay_in_place.py [--items 10000000] [--pairs 9]
     python benchmarks/replay_in_place.py --host          images of 7 KB, in host memory
 
 Each step collects 64 transitions of 41 bytes, draws 256 and sets their priorities: by `iterate` and
-`feed_back`, and in `scan_epoch` under a `jit` to which the state is donated. Beside it, what a copy
-of the large buffer takes, which every call of `next_batch` outside of `jit` has to make.
+`feed_back`, and in `scan_epoch` under a `jit` to which the state is donated. 10^7 items are compared
+with 10^6, which no cache holds either, and with 10^4, which lie in the cache of a CPU: that a step
+reads memory instead is all that it may take longer. Beside it, what a copy of the large buffer
+takes, which every call of `next_batch` outside of `jit` has to make.
 
 With `--host`, the steps are those of 4 environments that show 84 x 84 bytes, and the same buffer is
 compared in host memory (`storage="host"`) and on the device, and with one a tenth as large. It is
@@ -137,12 +139,17 @@ def main() -> None:
         print(machine())
         in_host_memory(min(options.items, 200_000), options.pairs)
         return
-    print(f"{machine()}: {options.items:,} items against 10,000")
-    large, small = Buffer(options.items), Buffer(10_000)
-    for name in ("scan", "iterate"):
-        result = inverse(compare(getattr(large, name), getattr(small, name), options.pairs))
-        goal = "a step is a step: below 2x, for memory that no cache holds"
-        report_ratio(f"{STEPS} steps by {name}, large / small", result, goal, result["ratio"] < 2)
+    print(f"{machine()}: {options.items:,} items")
+    large = Buffer(options.items)
+    for items, most, why in (
+        (options.items // 10, 1.5, "a step is a step"),
+        (10_000, 2, "memory that no cache holds"),
+    ):
+        small = Buffer(items)
+        for name in ("scan", "iterate"):
+            result = inverse(compare(getattr(large, name), getattr(small, name), options.pairs))
+            what = f"{STEPS} steps by {name}, {options.items:,} / {items:,} items"
+            report_ratio(what, result, f"{why}: below {most}x", result["ratio"] < most)
     result = compare(large.scan, large.copy, options.pairs)
     share = 1e3 * result["ours"] / STEPS
     report(
