@@ -5,8 +5,8 @@
 
 Each step collects 64 transitions of 41 bytes, draws 256 and sets their priorities: by `iterate` and
 `feed_back`, and in `scan_epoch` under a `jit` to which the state is donated. 10^7 items are
-compared with 10^6, which no cache holds either, and with 10^4, which lie in the cache of a CPU: that
-a step reads memory instead is all that it may take longer. Beside it, what a copy of the large
+compared with 10^6, which no cache holds either, and with 10^4, which lie in the cache of a CPU:
+that a step reads memory instead is all that it may take longer. Beside it, what a copy of the large
 buffer takes, which every call of `next_batch` outside of `jit` has to make.
 
 With `--host`, the steps are those of 4 environments that show 84 x 84 bytes, and the same buffer is
