@@ -281,3 +281,22 @@ def test_of_items_that_were_drawn_from_a_mixture_nobody_knows_the_part(over: str
     batch, state, _ = loader.next_batch(loader.init_state(KEY))
     with pytest.raises(cereal.UsageError, match="their places do not say which part they are of"):
         set_priorities(state, batch["index"], jnp.ones(8))
+
+
+def test_it_is_a_feedback_itself() -> None:
+    loader, (_, state, _) = filled(8)
+
+    def body(carry: Any, batch: Any, mask: Any) -> Any:
+        return carry, {"index": batch["index"], "priority": 1.0 + batch["reward"] ** 2}
+
+    def by_hand(state: Any, carry: Any, output: Any) -> Any:
+        return set_priorities(state, output["index"], output["priority"])
+
+    one, other = (
+        loader.scan_epoch(state, {"w": 0.0}, body, steps=3, feedback=feedback)[0]
+        for feedback in (set_priorities, by_hand)
+    )
+    assert same(one, other)
+    assert len(set(np.asarray(one.nodes)[0, :8].tolist())) > 1
+    with pytest.raises(cereal.UsageError, match=r"output has no 'priority', it has \['index'\]"):
+        set_priorities(state, None, {"index": jnp.zeros(8, jnp.uint32)})

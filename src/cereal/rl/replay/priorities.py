@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,8 @@ def set_priorities(state: Any, index: Any, priority: Any) -> Any:
         def feedback(state, carry, output):             # `scan_epoch(..., feedback=feedback)`
             return cereal.rl.set_priorities(state, output["index"], output["priority"])
 
+    If that is all, write `feedback=cereal.rl.set_priorities`: it takes both from such an output.
+
     `index` is the key of batches. An item is then drawn in proportion to `priority**alpha`. With
     priority 0 it is never drawn again, so add a little to errors that may be 0. If an item is there
     several times, the largest priority counts. Of a `MixedBatchesSource`, pass the indices of the
@@ -44,6 +47,8 @@ def set_priorities(state: Any, index: Any, priority: Any) -> Any:
     have been overwritten meanwhile, and priorities that are negative, NaN or infinite. (These raise
     an error if you call the function outside of `jit`; if not, the next epoch warns.)
     """
+    if isinstance(priority, Mapping):  # as `feedback`: (state, carry, output)
+        index, priority = _of_output(priority)
     index, priority = everywhere(jnp.asarray(index)), everywhere(jnp.asarray(priority))
     if index.dtype != jnp.uint32 or priority.shape != index.shape:
         raise UsageError(
@@ -62,6 +67,17 @@ def set_priorities(state: Any, index: Any, priority: Any) -> Any:
             '`ReplayTransform(..., sample="prioritized")`.'
         )
     return made
+
+
+def _of_output(output: Mapping[str, Any]) -> tuple[Any, Any]:
+    missing = [name for name in ("index", "priority") if name not in output]
+    if missing:
+        raise UsageError(
+            f"`feedback=set_priorities`: the body's output has no {missing[0]!r}, it has "
+            f"{sorted(map(str, output))}; return "
+            f"`{{'index': batch['index'], 'priority': ...}}` from it."
+        )
+    return output["index"], output["priority"]
 
 
 def _given(state: Any, index: Any, priority: Any, *, drawn: bool = False) -> tuple[Any, int]:
