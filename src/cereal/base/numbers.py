@@ -6,6 +6,8 @@ import operator
 from collections.abc import Mapping, Set
 from typing import Any
 
+import numpy as np
+
 from .errors import CerealError, PipelineError
 
 
@@ -81,8 +83,8 @@ def as_optional_count(
 
 def as_flag(value: Any, name: str, owner: str) -> bool:
     """True or False, or an error that names the argument."""
-    if isinstance(value, bool):
-        return value
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
     raise PipelineError(f"{owner}: `{name}` must be True or False, got {value!r:.60}.")
 
 

@@ -165,6 +165,18 @@ def test_of_data_that_does_not_fit_nothing_is_left_out_in_silence() -> None:
     some = ReplayTransform(4, batch_size=4, collect=0, write="reservoir")
     state = DataLoader([np.arange(10.0), some]).init_state(KEY)
     assert len(set(rl.read_replay(state).tolist())) == 4
+    few = cereal.FilterTransform(lambda x: x < 5)
+    loader = DataLoader([np.arange(10.0), few, ReplayTransform(8, batch_size=4, collect=0)])
+    assert sorted(rl.read_replay(loader.init_state(KEY)).tolist()) == [0, 1, 2, 3, 4]
+    loader = DataLoader([np.arange(10.0), few, ReplayTransform(4, batch_size=4, collect=0)])
+    with pytest.raises(PipelineError, match="5 items of .* are real, and only the last 4"):
+        loader.init_state(KEY)
+
+
+def test_parts_of_batches_that_go_on_with_the_next_epoch_are_refused() -> None:
+    part = DataLoader([np.arange(10.0), cereal.BatchTransform(4)], shard=(1, 2)).source
+    with pytest.raises(PipelineError, match="elements of other parts would be stored"):
+        DataLoader([part, ReplayTransform(batch_size=2, collect=0)])
 
 
 def test_a_buffer_that_is_filled_by_hand_waits_for_its_prefill() -> None:

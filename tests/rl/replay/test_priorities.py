@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from tests.rl.replay.streams import KEY, numbered, replaying, same
+from tests.slowly import slowly
 
 import cereal
 from cereal.rl import replay_report, set_priorities
@@ -300,3 +301,20 @@ def test_it_is_a_feedback_itself() -> None:
     assert len(set(np.asarray(one.nodes)[0, :8].tolist())) > 1
     with pytest.raises(cereal.UsageError, match=r"output has no 'priority', it has \['index'\]"):
         set_priorities(state, None, {"index": jnp.zeros(8, jnp.uint32)})
+
+
+@pytest.mark.parametrize("beta", [0.4, 0.7, slowly(0.5), slowly(1.0)])
+@pytest.mark.parametrize("equal", [True, False])
+def test_the_largest_weight_of_a_batch_is_one(beta: float, equal: bool) -> None:
+    loader, (batch, state, _) = filled(64, beta=beta, alpha=0.6)
+    priority = jnp.full(64, 0.3) if equal else 0.1 + batch["reward"] ** 2
+    state = set_priorities(state, batch["index"], priority)
+    outputs = loader.scan_epoch(state, 0, lambda carry, batch, mask: (carry, batch), steps=9)[2]
+    assert set(np.asarray(outputs["weight"]).max(axis=1).tolist()) == {1.0}
+
+
+def test_weights_are_numbers_for_every_beta() -> None:
+    loader, (batch, state, _) = filled(8, beta=lambda number: 2.0)
+    state = set_priorities(state, batch["index"], 1e-20 * (1.0 + jnp.arange(8.0)))
+    weight = np.asarray(loader.next_batch(state)[0]["weight"])
+    assert ((weight >= 0) & (weight <= 1)).all()

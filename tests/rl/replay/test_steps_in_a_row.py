@@ -51,7 +51,7 @@ def test_sequences(
 def test_sequences_of_any_shape(
     envs: int, collect: int, length: int, period: int, sample: str, data: Any
 ) -> None:
-    room = (length - 1) * envs + collect * envs
+    room = (length - 1 + max(collect, period)) * envs
     capacity = data.draw(st.integers(max(room, 8), 30))
     check_sequences(envs, collect, length, period, sample, capacity)
 

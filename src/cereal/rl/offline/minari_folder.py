@@ -214,9 +214,6 @@ def _as_number(number: Any) -> int:
     return index(number)
 
 
-# HDF5
-
-
 def check_parts(found: Collection[str], wanted: Collection[str], owner: str, name: str) -> None:
     """Refuses parts of a dict or tuple that are others than those of its space."""
     if set(found) != set(wanted):

@@ -20,7 +20,7 @@ from ...pipeline.stage import Transform
 from ..returns import as_fraction
 from .items import ItemAxes, item_axes
 from .replay_stream import ReplayStream
-from .source_checks import check_fits, check_keys, check_source_of
+from .source_checks import check_epoch_fits, check_fits, check_keys, check_source_of
 from .state import Layout, Sample, Write
 from .storage.ring import MOST_ITEMS
 
@@ -256,6 +256,7 @@ class ReplayTransform(Transform[Any, Any]):
                 f"{self._label}: {source._label} has {capacity} items, more than the {MOST_ITEMS} "
                 f"that a buffer can count; pass a smaller `capacity`."
             )
+        check_epoch_fits(self, source, capacity, axes)
         check_fits(self, capacity, axes)
         check_keys(self, axes)
         return ReplayStream(source, self, self._layout(capacity, axes), axes)

@@ -92,8 +92,15 @@ class ReplayStream(StreamWrapper[Any]):
         if self.replay.collect:
             return self._empty(below, own)
         state = _filled(self, self._empty(None, own), below)
-        known = is_concrete(state.ring.count) and not self.replay.waits
-        if known and int(state.ring.count) < self.replay.prefill:
+        if not is_concrete(state.ring.count):
+            return state
+        stored = int(state.counted("written")[1])
+        if self.layout.write == "fifo" and stored > self.layout.capacity:
+            raise PipelineError(
+                f"{self._label}: {stored} items of {self.source._label} are real, and only the "
+                f"last {self.layout.capacity} would be kept; leave `capacity` out, or raise it."
+            )
+        if not self.replay.waits and int(state.ring.count) < self.replay.prefill:
             raise PipelineError(
                 f"{self._label}: only {int(state.ring.count)} items of {self.source._label} are "
                 f"real, fewer than `prefill={self.replay.prefill}`, so no batch would ever be "
@@ -160,8 +167,9 @@ class ReplayStream(StreamWrapper[Any]):
         leaves nothing of n and of the sum of priorities.
         """
         beta = self.replay.weight_exponent(state.batches)
-        # (Not the power of a quotient, which may be too small for a float32.)
-        weight = jnp.min(drawn.priority) ** beta / drawn.priority**beta
+        # (Of square roots: a quotient of priorities may be too small for a float32.)
+        root = jnp.sqrt(drawn.priority)
+        weight = (jnp.min(root) / root) ** (2 * beta)
         return {
             "index": jnp.where(ready, number_of(state.ring, drawn.slots), no_item(state.ring)),
             "weight": jnp.where(ready, weight, np.float32(0)),

@@ -41,16 +41,31 @@ def check_source_of(replay: ReplayTransform, source: Source[Any]) -> None:
         )
 
 
-def check_fits(replay: ReplayTransform, capacity: int, axes: ItemAxes) -> None:
-    """Refuses a capacity that is too small for what a batch adds, takes or needs in a row."""
-    behind = (replay.span - 1) * axes.columns
-    least = behind + axes.added
-    if not replay.collect and capacity < axes.items_of_epoch and replay.write == "fifo":
+def check_epoch_fits(
+    replay: ReplayTransform, source: Source[Any], capacity: int, axes: ItemAxes
+) -> None:
+    """Refuses data, stored as a whole, that does not fit or has elements of the next epoch."""
+    if replay.collect:
+        return
+    # (Of what a stage masks, `init_state` knows how much is real.)
+    if not source.traits.masks and capacity < axes.items_of_epoch and replay.write == "fifo":
         raise PipelineError(
             f"{replay._label}: the data has {axes.items_of_epoch} items, and only the last "
             f"{capacity} would be kept; leave `capacity` out, or raise it. (For any "
             f'{capacity} of them, pass `write="reservoir"`.)'
         )
+    if source.traits.part is not None and source.traits.remainder == "wrap":
+        raise PipelineError(
+            f"{replay._label}: {source._label} is a part of each batch (`shard=`), and the last "
+            f"batch goes on with the next epoch, so elements of other parts would be stored; pass "
+            f"`pad_last_batch=True` or `drop_last=True` to the BatchTransform."
+        )
+
+
+def check_fits(replay: ReplayTransform, capacity: int, axes: ItemAxes) -> None:
+    """Refuses a capacity that is too small for what a batch adds, takes or needs in a row."""
+    behind = (replay.span - 1) * axes.columns
+    least = behind + axes.added
     if capacity < least and replay.collect:
         what = f"sequence={replay.sequence}" if replay.sequence else f"n_step={replay.n_step}"
         more = f"; `{what}` needs {behind} items more" if behind else ""

@@ -127,7 +127,7 @@ def _overlap(source: Any) -> tuple[str, str]:
         fix = f"write `split_time(source, fractions)`, or {apart.format('stride')}"
         return "has windows that overlap", fix
     windows = source.traits.windows
-    why = "has windows that overlap" if windows else "has n-step returns, which reach further,"
+    why = "has windows that overlap" if windows else "has n-step returns, which reach further"
     fix = (
         "split the list of episodes before, `EpisodeSource(episodes[:90])` (for a MinariSource "
         "pass `episodes=range(90)`, for an RLDSSource `split='train[:90%]'`)"
