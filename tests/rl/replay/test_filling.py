@@ -169,7 +169,7 @@ def test_of_data_that_does_not_fit_nothing_is_left_out_in_silence() -> None:
     loader = DataLoader([np.arange(10.0), few, ReplayTransform(8, batch_size=4, collect=0)])
     assert sorted(rl.read_replay(loader.init_state(KEY)).tolist()) == [0, 1, 2, 3, 4]
     loader = DataLoader([np.arange(10.0), few, ReplayTransform(4, batch_size=4, collect=0)])
-    with pytest.raises(PipelineError, match="5 items of .* are real, and only the last 4"):
+    with pytest.raises(PipelineError, match=r"5 items of .* are real, and only the last 4"):
         loader.init_state(KEY)
 
 
